@@ -240,7 +240,8 @@ class SchedulingController:
         """Begin; does not wait for the API server."""
         self._access.writer.start()
         own = self._settings.leadership.pod
-        if own:  # what the image can do, the image says: a chart does not know which one it runs
+        # In a pod: what the image can do, the image says, since a chart does not know which one it runs.
+        if self._settings.leadership.pod_uid:
             features = ",".join(sorted(RELEASE_FEATURES))
             self._access.writer.annotate_named(self._settings.namespace, own, {FEATURES: features})
         if self._is_labelled:

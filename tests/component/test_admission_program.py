@@ -191,7 +191,7 @@ def test_each_replica_writes_what_it_can_do_into_its_own_pod(api: StandInApi, se
         return (meta.get("annotations") or {}).get(FEATURES)
 
     api.fail(1, 403, match="patch pods/one")
-    serve(Leadership(LeaderMode.LEASE, pod="one"))
+    serve(Leadership(LeaderMode.LEASE, pod="one", pod_uid="uid-one"))
     until(lambda: MULTI_CARD in (written("one") or "").split(","))
     assert written("two") is None
 

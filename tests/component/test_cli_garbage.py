@@ -164,6 +164,7 @@ CLUSTER = {
     "top": [],
     "graph": [],
     "quota": [],
+    "report": [],
     "doctor": [],
     "explain": ["p"],
     "cost": [],

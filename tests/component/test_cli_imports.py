@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "top": ([], ASKS),
     "graph": ([], ASKS),
     "quota": ([], ASKS),
+    "report": (["-f", "{pod}.report"], ASKS),
     "resize": (["x", "--cores", "5"], ASKS),
     "cordon": (["GPU-x"], ASKS),
     "uncordon": (["GPU-x"], ASKS),

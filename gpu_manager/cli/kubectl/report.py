@@ -78,6 +78,7 @@ def gathered(login: Login, admission: str) -> Mapping[str, Lines]:
     from gpu_manager.adapters.diagnosis.cluster import gather_cluster  # noqa: PLC0415  # as in log_in
     from gpu_manager.adapters.kube.agents import find_agents  # noqa: PLC0415  # as in log_in
 
+    cluster = login.connection.request("ask it", "GET", "/version")  # an answer there must be
     silent: dict[str, str] = {}
 
     def tried(what: str, work: Callable[[], Any], instead: Any) -> Any:
@@ -94,7 +95,7 @@ def gathered(login: Login, admission: str) -> Mapping[str, Lines]:
         silent |= {f"{page} of {node}": why for node, why in missed.items()}
     versions = {
         "kubectl": own_version(),
-        "cluster": tried("cluster", lambda: login.connection.request("ask it", "GET", "/version"), {}),
+        "cluster": cluster,
         "admission": tried("admission", lambda: service.ask(login, admission, "/version"), {}),
         "by_node": {node: mapping(told).get("version") for node, told in pages["/version"].items()},
     }
