@@ -167,7 +167,7 @@ UNANSWERED = (
     "the real driver by its path", "a private copy of the driver", "raw calls to", "a nested container",
     "patching the library", "writing less into the account", "a forged slot", "destroying the usage page",
     "the context that the CUDA runtime creates", "memory of variables in a module", "IPC handle", "exported and released", "shared with another before it ended", "memory moved to the card without a call", "kernels started by kernels",
-    "a longer time slice", "caches, bandwidth", "whose forked child closed",
+    "a longer time slice", "caches, bandwidth", "whose forked child closed", "stopped as its kernel begins",
 )  # fmt: skip
 
 
