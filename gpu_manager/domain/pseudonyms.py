@@ -97,7 +97,7 @@ class Pseudonyms:
         if value[0] in "{[":
             try:
                 inner_document = json.loads(value)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return text(value)
             return json.dumps(self._walk(inner_document, key, name, text), separators=(",", ":"))
         return text(value)

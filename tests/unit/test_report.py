@@ -157,3 +157,22 @@ def test_models_keep_their_words() -> None:
 )
 def test_texts_are_alike_but_for_names(recorded: str, now: str, same: bool) -> None:
     assert alike(recorded, now) is same
+
+
+def test_a_text_that_begins_like_json_and_is_none_is_a_text() -> None:
+    pseudonyms = Pseudonyms(WORDS)
+    documents = [{"message": text} for text in ("{secret-pod waits", "[" * 100_000)]
+    for document in documents:
+        pseudonyms.see(document)
+    first, second = (pseudonyms.replaced(document)["message"] for document in documents)
+    assert "secret-pod" not in first
+    assert first.startswith("{")
+    assert second == "[" * 100_000
+
+
+def test_a_directory_of_an_allocation_becomes_another_of_the_same_shape() -> None:
+    name = "0123456789abcdef" * 2
+    pseudonyms = Pseudonyms(WORDS)
+    pseudonyms.see({"message": f"left over: {name}"})
+    (found,) = re.findall(r"[0-9a-f]{32}", pseudonyms.replaced({"message": f"left over: {name}"})["message"])
+    assert found != name
