@@ -31,7 +31,7 @@ class FilterResults:
         self._inherited: frozenset[PodUid] = frozenset()
 
     def remember(self, uid: PodUid, nodes: Sequence[str]) -> None:
-        """Add an answer for the pod. ``nodes`` is kept by reference and must not change."""
+        """Store filter's answer for this pod. The caller must not change ``nodes`` afterwards."""
         with self._lock:
             self._inherited -= {uid}
             before = self._recent.pop(uid, None)

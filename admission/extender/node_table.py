@@ -62,7 +62,9 @@ class NodeTable:
     def verdicts(
         self, check: FeasibilityCheck, names: Sequence[str], now: Snapshot, late: Callable[[], bool]
     ) -> Verdicts | None:
-        """The verdicts on these nodes in the snapshot ``now``, as :func:`judge_nodes` gives them.
+        """Return what :func:`judge_nodes` returns for the nodes with these names, in this order.
+
+        ``now`` is the snapshot that the caller judges; ``late()`` is True once the time to answer is over.
 
         None if more than the kinds of nodes decides (cards or pools that the pod names, a quota, a place that
         it has already), if a node is not known, or if the cluster has changed since.

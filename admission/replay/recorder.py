@@ -152,7 +152,7 @@ class DecisionRecorder:
 
 
 class _Known(NamedTuple):
-    """A state of a pod under its number, and its containers as written."""
+    """A recorded state of a pod: its number in the record, and its containers as they were recorded."""
 
     pod: PodView
     number: int

@@ -42,7 +42,7 @@ _NAMES: Final = frozenset(
 _BY_NAME: Final = frozenset(
     {"assigned", "placement", "numa_ids", "drained", "containers", "labels", "by_node"}
 )
-"""Objects whose keys are names; those of ``labels`` have names as values, too."""
+"""Objects whose keys are names. In ``labels`` the values are names as well."""
 _OPAQUE: Final = frozenset({"names", "codes", "fits", "priced", "answer"})
 """Where these are texts, they are numbers of nodes."""
 _MODELS: Final = frozenset({"model", "models"})

@@ -10,7 +10,7 @@ import pytest
 from tests.native.core_world import until, world
 
 KERNEL_US = 20_000_000
-SEEN_NS = 60_000_000
+SEEN_NS = 500_000_000
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -95,7 +95,7 @@ static void long_work_that_begins_in_a_turn_of_its_own_has_whole_turns_and_the_r
     CHECK(shared_cost_divisor(cost, five, false, true, SELDOM) == SELDOM);
 }
 
-/* Kernels of one name that take 20 us or much longer: what begins with a slice has not waited since. */
+/* Kernels of one name take 20 us or much longer. A launch that began with a time slice did not wait within it. */
 static void of_a_kind_that_varies_work_that_begins_in_a_turn_of_its_own_is_charged_whole(void) {
     struct cost *cost = kind(22, 20000);
     CHECK(is_near(700000 * 256 / shared_cost_divisor(cost, 700000, false, true, TWO), 700000));

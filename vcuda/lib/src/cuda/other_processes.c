@@ -97,7 +97,7 @@ uint64_t other_processes_had_ns(struct timing_span *span, const struct gpu_inter
         return 0;
     uint64_t published = published_ns(span->context_meter, ran->from, ran->to, false);
     unsigned busy = slots_busy(vcuda_usage(), span->context_meter->card);
-    if (!shared && (published || busy > 1) && known_wait(span, ran, busy > 1 ? busy : 2, now, &waited))
+    if ((published || busy > 1) && known_wait(span, ran, busy > 1 ? busy : 2, now, &waited))
         return waited;
     return published < took ? published : took;
 }

@@ -8,8 +8,8 @@
 /* For a measured launch that ran as `ran`: time of other processes. Call before the launch is entered into the
  * context's busy intervals. Where its kind's own time is known (shared_cost.h), it is all that the launch took beyond
  * that, and other_processes_lacked_ns() compares it later with what they did; otherwise what they have published by
- * now. `shared`: other containers may have had the card
- * too; then 0 for kinds measured in windows only. */
+ * now. `shared`: other containers may have had the card too. Then it is 0, since the host's factor, by which the time
+ * is divided, counts these processes as well. */
 uint64_t other_processes_had_ns(struct timing_span *span, const struct gpu_interval *ran, bool shared, uint64_t now);
 
 /* What of such waits other processes' work does not explain, now that they have settled it: it was the launch's own,
