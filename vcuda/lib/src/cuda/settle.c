@@ -334,7 +334,6 @@ uint64_t settle_pass(void) {
     uint64_t next = 0, now = vcuda_now_ns(), oldest = now - QUIET_NS; /* in spans that are open */
     if (!meter_lock(false))
         return LOOK_LEAST_NS;
-    measuring_window_turn(&meter_window, now);
     int saved = errno, mode = 2; /* relaxed: a query of ours is no part of anybody's capture */
     bool captures = __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) != 0;
     if (captures)
@@ -347,6 +346,7 @@ uint64_t settle_pass(void) {
             next = due;
         oldest = oldest_launch(context_meter, oldest);
     }
+    measuring_window_turn(&meter_window, now); /* by what was settled until now */
     if (next)
         tell_unsettled(oldest, now);
     if (captures)
