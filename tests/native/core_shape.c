@@ -7,6 +7,7 @@
  *   m:BYTES:STREAM     copy so much to the card     r:STREAM   read eight bytes back, and wait for that
  *   s:STREAM S         wait for the stream, for the context     q:STREAM Q:STREAM   ask the stream, an event, until it is so
  *   E:STREAM           wait for an event            e:FROM:TO  the second stream waits for an event of the first
+ *   w:STREAM           the stream waits for a word of memory   W:STREAM  this one writes what all that wait there wait for
  *   h:US:STREAM        a function of the host       b:US p:US  keep the host busy, sleep
  *   N{ WORDS }  N times     ?P{ WORDS }  in P of a hundred passes     1st{ WORDS }  in the first pass
  *   g:STREAM{ WORDS }  launch a graph of these kernels     t{ WORDS }  in a thread of its own     f{ WORDS }  in a child of
@@ -73,7 +74,8 @@ static int word_count, runners, children;
 static struct runner runner[THREADS];
 static pid_t child[THREADS];
 static void *stream[STREAMS], *context, *module;
-static unsigned long long memory;
+static unsigned long long memory, flag;
+static unsigned flags_awaited;
 static double end_s;
 static long long asked_ns, copied_ns, longest_ns, launches;
 static launch_fn *launch;
@@ -83,6 +85,7 @@ static int (*synchronize)(void *), (*synchronize_all)(void), (*stream_query)(voi
 static int (*event_query)(void *), (*event_synchronize)(void *), (*wait_event)(void *, void *, unsigned);
 static int (*host_function)(void *, void (*)(void *), void *), (*set_current)(void *);
 static int (*copy_to)(unsigned long long, const void *, size_t, void *), (*copy_back)(void *, unsigned long long, size_t, void *);
+static int (*wait_value)(void *, unsigned long long, unsigned, unsigned), (*write_value)(void *, unsigned long long, unsigned, unsigned);
 static int (*create_stream)(void **, unsigned), (*create_event)(void **, unsigned);
 static int (*begin_capture)(void *, int), (*end_capture)(void *, void **), (*instantiate)(void **, void *, unsigned long long);
 
@@ -168,7 +171,7 @@ static void read_word(struct word *word, const char *text) {
         word->stream = stream_of(field[2]);
     } else if (strchr("bp", *text) && fields == 2) {
         word->takes = duration_of(field[1]);
-    } else if (strchr("sqQEreg", *text) && fields > 1) {
+    } else if (strchr("sqQEregwW", *text) && fields > 1) {
         word->stream = stream_of(field[1]);
         word->other = fields > 2 ? stream_of(field[2]) : 0;
         must(create_event(&word->event, UNTIMED), "cuEventCreate");
@@ -278,6 +281,12 @@ static void run_one(struct word *word, struct runner *by) {
         while (stream_query(on))
             busy_us(1);
         break;
+    case 'w':
+        must(wait_value(on, flag, __atomic_add_fetch(&flags_awaited, 1, __ATOMIC_RELAXED), 0), "cuStreamWaitValue32");
+        break;
+    case 'W':
+        must(write_value(on, flag, __atomic_load_n(&flags_awaited, __ATOMIC_RELAXED), 0), "cuStreamWriteValue32");
+        break;
     case 'b':
         busy_us(drawn_us(&word->takes, by));
         break;
@@ -364,6 +373,8 @@ static void find_calls(void) {
     event_query = find("cuEventQuery");
     event_synchronize = find("cuEventSynchronize");
     wait_event = find("cuStreamWaitEvent");
+    wait_value = find("cuStreamWaitValue32_v2");
+    write_value = find("cuStreamWriteValue32_v2");
     host_function = find("cuLaunchHostFunc");
     set_current = find("cuCtxSetCurrent");
     copy_to = find("cuMemcpyHtoDAsync_v2");
@@ -377,6 +388,7 @@ static void find_calls(void) {
 
 int main(int argc, char **argv) {
     char line[64];
+    void *last;
     if (argc < 4)
         return 64;
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -385,6 +397,8 @@ int main(int argc, char **argv) {
     module = load_module();
     find_calls();
     must(((int (*)(unsigned long long *, size_t))find("cuMemAlloc_v2"))(&memory, 1 << 20), "cuMemAlloc");
+    must(((int (*)(unsigned long long *, size_t))find("cuMemAlloc_v2"))(&flag, 4096), "cuMemAlloc");
+    must(((int (*)(unsigned long long, unsigned, size_t))find("cuMemsetD32_v2"))(flag, 0, 1024), "cuMemsetD32");
     read_words(argv + 3, 0);
     prepare(strtoull(argv[2], NULL, 10));
     printf("ready\n");
@@ -397,6 +411,8 @@ int main(int argc, char **argv) {
         pthread_create(&runner[i].thread, NULL, run, &runner[i]);
     for (int i = 0; i < runners; i++)
         pthread_join(runner[i].thread, NULL);
+    must(create_stream(&last, 1), "cuStreamCreate"); /* what still waits for a word is let go */
+    must(write_value(last, flag, flags_awaited, 0), "cuStreamWriteValue32");
     must(synchronize_all(), "cuCtxSynchronize");
     double done_s = now_s();
     for (int i = 0; i < children; i++) {

@@ -13,6 +13,7 @@ import pytest
 from tests.native import standin
 from tests.native.core_world import uuid_of, world
 from tests.native.programs import compiled
+from tests.native.shapes import Shape, held
 
 CLOSE = 2.0
 """Points by which the account may differ from what the card says."""
@@ -27,6 +28,14 @@ def test_a_stream_that_waits_is_charged_for_its_kernels_alone(way: str, limit: i
         accounted, used = made.charged_and_had(tenant, str(compiled("core_waits.c")), way, "10", "200", "1.0")
     assert used > 0.2
     assert abs(accounted - used) <= CLOSE, (accounted, used)
+
+
+@pytest.mark.parametrize("limit", [99, 30])
+def test_a_thread_that_holds_its_stream_back_itself_goes_on_launching(limit: int) -> None:
+    """More work behind a word of memory than a queue may hold: nobody but the launching thread can let it go on."""
+    use = held(Shape("held back", "w:1 40{ k:step:1000:1 } W:2 S", ""), limit, 1, 2.0, "h100")
+    assert 20 <= use.had <= limit + CLOSE, use
+    assert abs(use.charged - use.had) <= CLOSE, use
 
 
 def test_the_modelled_card_waits_for_an_event_of_another_card() -> None:

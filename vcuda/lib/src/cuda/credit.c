@@ -2,16 +2,24 @@
 #include "token_bucket.h"
 
 #define ROOM_NAP_NS 250000u
+#define STUCK_MOST_NS 20000000u /* it may take longer than it paid for */
 
 static uint64_t longest(const struct credit *a) {
     return __atomic_load_n(&a->usage->longest_ns, __ATOMIC_RELAXED);
 }
 
 uint64_t credit_room_ns(const struct credit *a) {
-    uint64_t most = bucket_ahead(longest(a)) + a->gated_ns;
+    uint64_t most =
+        bucket_ahead(longest(a)) + a->gated_ns + 2 * (a->stuck_ns < STUCK_MOST_NS ? a->stuck_ns : STUCK_MOST_NS);
     if (a->ahead_ns <= most)
         return 0;
     return a->ahead_ns - most > ROOM_NAP_NS ? a->ahead_ns - most : ROOM_NAP_NS;
+}
+
+/* For as long as the whole queue takes five times, in the turns of those that share the card. */
+bool credit_ahead_is_stuck(const struct credit *a) {
+    uint64_t patience = 5 * bucket_ahead(longest(a)) * bucket_sharers(a->view, a->card, a->now) / 256;
+    return a->waited_ns > patience && a->now > a->moved_at + patience;
 }
 
 /* How long until the last window has room for more; 0: now. Work of other processes that is not measured yet is not

@@ -16,6 +16,12 @@
 
 struct pocket pockets[VCUDA_MAX_CARDS];
 
+/* Work ahead of a card that stood still for so long that launches went on: of it what is ahead yet, and the most ever.
+ */
+static struct stuck {
+    uint64_t now_ns, most_ns;
+} stuck[VCUDA_MAX_CARDS];
+
 /* In the child of a fork: what its parent has paid for is not its own. */
 static void forget_in_child(void) {
     for (int card = 0; card < VCUDA_MAX_CARDS; card++)
@@ -56,6 +62,32 @@ static uint64_t credit_left_ns(struct wait *wait, const struct credit *credit, u
     return left;
 }
 
+/* The part of what is ahead that stands still, or may again: on a stream that waits as one did before. */
+static uint64_t stuck_ns(const struct stream_meter *meter, uint64_t ahead_ns) {
+    struct stuck *known = &stuck[meter->card];
+    uint64_t ns = __atomic_load_n(&known->now_ns, __ATOMIC_RELAXED);
+    if (ns > ahead_ns)
+        __atomic_store_n(&known->now_ns, ns = ahead_ns, __ATOMIC_RELAXED);
+    return __atomic_load_n(&meter->clock.waits, __ATOMIC_RELAXED) ? __atomic_load_n(&known->most_ns, __ATOMIC_RELAXED)
+                                                                  : ns;
+}
+
+/* How long until there is room ahead of the card; 0: now. What stands still is not waited for: the thread that launches
+ * may be the one that lets it go on. */
+static uint64_t room_ns(const struct credit *credit, const struct stream_meter *meter, bool unknown) {
+    uint64_t room = credit_room_ns(credit);
+    unknown = unknown && !credit->stuck_ns;
+    if (!room && unknown && __atomic_load_n(&meter->unsettled, __ATOMIC_RELAXED) > UNKNOWN_MOST)
+        room = ROOM_NAP_NS;
+    if (!room || !credit_ahead_is_stuck(credit))
+        return room;
+    struct stuck *known = &stuck[credit->card];
+    __atomic_store_n(&known->now_ns, credit->ahead_ns, __ATOMIC_RELAXED);
+    if (credit->ahead_ns > __atomic_load_n(&known->most_ns, __ATOMIC_RELAXED))
+        __atomic_store_n(&known->most_ns, credit->ahead_ns, __ATOMIC_RELAXED);
+    return 0;
+}
+
 /* May the work go ahead? If not, this has slept for a while. */
 static bool proceed(struct vcuda_card_usage *usage, struct stream_meter *meter, struct wait *wait, uint64_t ns,
                     bool unknown) {
@@ -65,17 +97,18 @@ static bool proceed(struct vcuda_card_usage *usage, struct stream_meter *meter, 
         bucket_force(usage, ns);
         return true;
     }
+    uint64_t ahead = __atomic_load_n(&meter_ahead_ns[meter->card], __ATOMIC_RELAXED);
     struct credit credit = {.usage = usage,
                             .view = view,
                             .cap = &caps[meter->card],
                             .card = meter->card,
-                            .ahead_ns = __atomic_load_n(&meter_ahead_ns[meter->card], __ATOMIC_RELAXED),
+                            .ahead_ns = ahead,
                             .gated_ns = gate_deferred_ns(meter->card),
+                            .stuck_ns = stuck_ns(meter, ahead),
+                            .moved_at = __atomic_load_n(&meter_head_since[meter->card], __ATOMIC_RELAXED),
                             .now = wait->now,
                             .waited_ns = wait->now - wait->since};
-    uint64_t room = credit_room_ns(&credit);
-    if (!room && unknown && __atomic_load_n(&meter->unsettled, __ATOMIC_RELAXED) > UNKNOWN_MOST)
-        room = ROOM_NAP_NS;
+    uint64_t room = room_ns(&credit, meter, unknown);
     uint64_t left = room ? room : credit_left_ns(wait, &credit, ns);
     if (!left)
         return true;

@@ -49,8 +49,7 @@ static void settle(struct timing_span *span, bool ended, uint64_t now) {
     uint64_t used = counts && span->launches ? span_charge(span, view, ended, now) : 0;
     /* Ahead or used: the two are read together, so nothing slow comes between. */
     __atomic_fetch_sub(&meter_ahead_ns[card], span->paid_ns, __ATOMIC_RELAXED);
-    if (__atomic_load_n(&meter_gated, __ATOMIC_RELAXED) >> card & 1)
-        __atomic_store_n(&meter_head_since[card], now, __ATOMIC_RELAXED);
+    __atomic_store_n(&meter_head_since[card], now, __ATOMIC_RELAXED);
     if (counts) {
         bucket_settle(&usage->card[card], &view->card[card], used, span->paid_ns);
         bucket_note_window(&usage->card[card], used, now);

@@ -283,8 +283,7 @@ static void push(struct timing_span *span, uint64_t closed_at) {
     span->closed_at = closed_at;
     if (span->place)
         __atomic_store_n(span->place, NULL, __ATOMIC_RELEASE);
-    if (__atomic_fetch_add(&meter_ahead_ns[card], span->paid_ns, __ATOMIC_RELAXED) == 0 &&
-        __atomic_load_n(&meter_gated, __ATOMIC_RELAXED) >> card & 1)
+    if (__atomic_fetch_add(&meter_ahead_ns[card], span->paid_ns, __ATOMIC_RELAXED) == 0)
         __atomic_store_n(&meter_head_since[card], closed_at, __ATOMIC_RELAXED);
     struct timing_span *head = __atomic_load_n(&context_meter->closed, __ATOMIC_RELAXED);
     do

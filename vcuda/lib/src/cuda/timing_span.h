@@ -135,7 +135,7 @@ extern uint32_t meter_captures;
 /* Paid work of this process in flight, in ns, by card of the control pages. */
 extern uint64_t meter_ahead_ns[];
 
-/* When the oldest piece of that work began, as far as is known, for cards on which the container is best-effort. */
+/* When the oldest piece of that work began, as far as is known. */
 extern uint64_t meter_head_since[];
 
 /* A bit per card: cards on which the container is best-effort beside protected ones, and cards on which it is protected
