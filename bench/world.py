@@ -190,7 +190,10 @@ class World:
             return {CardUuid(u): (100, -1) for u in response.envs["VCUDA_CARDS"].split(",")}
         limits = read_limits(Path(mounts["/etc/vcuda/limits"]).read_bytes())
         return {
-            CardUuid(uuid_text(card.uuid)): (int(card.core_limit or 0), int(card.memory_limit or 0))
+            CardUuid(uuid_text(card.uuid, card.instance)): (
+                int(card.core_limit or 0),
+                int(card.memory_limit or 0),
+            )
             for card in limits.cards
         }
 

@@ -245,7 +245,7 @@ def _spent(question: FeasibilityCheck, snapshot: Snapshot, minimum_cores: int) -
     least, reasons = Amount(minimum_cores, snapshot.unit), dict[str, str]()
     cards = {s.card.model: s.card for view in snapshot.nodes.values() for s in view.node.cards}
     for model, card in sorted(cards.items()):
-        if not question.request.models or question.request.allows(card):
+        if question.request.allows_model(model):
             if not question.quota.passed(question.used, {model: least}, question.protected):
                 return ""
             asked = least_charge(question.request, card.capacity(snapshot.unit).memory)

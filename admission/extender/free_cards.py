@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from admission.cluster.node_view import NodeView
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest, Request, matches_model
+from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest, Request
 
 _MOST_ROWS: Final = 1 << 16  # cached node states
 _NOTHING: Final = -1  # cores of a card that takes no work, or that does not exist
@@ -126,10 +126,8 @@ class FreeCards:
             if asked.cards
             else (self._cores[at] >= asked.amount.cores) & (self._memory[at] >= asked.amount.memory)
         )
-        if request.models:
-            allowed = [n for model, n in self._models.items() if _allowed(request, model)]
-            fits = fits & np.isin(self._model[at], allowed)
-        return fits
+        allowed = [n for model, n in self._models.items() if request.allows_model(model)]
+        return fits if len(allowed) == len(self._models) else fits & np.isin(self._model[at], allowed)
 
     def _rows_of(self, views: Sequence[NodeView]) -> _Ints:
         try:
@@ -167,7 +165,3 @@ class FreeCards:
         new = self._cores, self._memory, self._model, self._idle, self._total
         for before, now in zip(old, new, strict=True):
             now[tuple(map(slice, before.shape))] = before
-
-
-def _allowed(request: PodRequest, model: str) -> bool:
-    return any(matches_model(wanted, model) for wanted in request.models)

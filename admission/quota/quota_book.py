@@ -130,7 +130,7 @@ def quota_refusal(
         state.card.model
         for view in views
         for state in view.node.cards
-        if not request.models or request.allows(state.card) or request.uuids
+        if request.uuids or request.allows(state.card)
     }
     protected = snapshot.protected if request.priority is Priority.PROTECTED else None
     asked = least_charge(request)

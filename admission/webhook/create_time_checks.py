@@ -172,7 +172,7 @@ def _never(
     views = known
     if request.uuids:
         nodes = snapshot.nodes.values()
-        views = [v for v in nodes if any(s.card.uuid in request.uuids for s in v.node.cards)]
+        views = [v for v in nodes if any(not request.uuids.isdisjoint(s.card.names) for s in v.node.cards)]
         if not views:
             cards = any(v.node.cards for v in known)
             return ("none of the cards that it names by UUID is in this cluster",) if cards else ()
@@ -185,7 +185,7 @@ def _never(
         if isinstance(found, Fit) or found is not Unfit.NEVER:
             return ()
     known_cards = [(v.node.unit, s.card) for v in kinds for s in v.node.cards]
-    allowed = [one for one in known_cards if not request.models or request.allows(one[1])] or known_cards
+    allowed = [one for one in known_cards if request.allows_model(one[1].model)] or known_cards
     size, model = max((card.capacity(unit).memory, card.model) for unit, card in allowed)
     most = max(len(v.node.cards) for v in kinds)
     together = max(most_together(v.node.topology, v.node.cards) for v in kinds)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NewType
 
+from gpu_manager.domain.mig import MigInstance
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 
-CardUuid = NewType("CardUuid", str)  # "GPU-5fd4f087-…": the only name of a card that outlives a reboot
+CardUuid = NewType(
+    "CardUuid", str
+)  # "GPU-5fd4f087-…", "MIG-…": the only name of a card that outlives a reboot
 
 
 UNREAD_MODEL: Final = "unknown"  # of a card that has never answered
@@ -19,7 +22,9 @@ class Card:
 
     ``memory`` is 0 for a card that works in the host's memory, as integrated ones do: no part of it can be
     given, only the whole card. ``whole_only`` says why no part of a card can be given, empty if one can;
-    ``outside`` is what processes of no pod hold of its memory, in bytes.
+    ``outside`` is what processes of no pod hold of its memory, in bytes. ``mig``: the card is in MIG mode and
+    has nothing to give itself; ``instance`` is set for an instance of such a card, whose ``minor`` and
+    ``pci_bus_id`` are its parent's.
     """
 
     index: int
@@ -33,6 +38,17 @@ class Card:
     mig: bool = False
     whole_only: str = ""
     outside: int = 0
+    instance: MigInstance | None = None
+
+    @property
+    def undivided(self) -> bool:
+        """True for a whole card: claims and ``nvidia.com/gpu`` give such cards alone."""
+        return not self.mig and self.instance is None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The card's UUID, and of an instance also the form that names its place."""
+        return (self.uuid,) if self.instance is None else (self.uuid, self.instance.name)
 
     def size(self, unit: int) -> Amount:
         """Return the amount that the card's device ids count: whole units of memory; zero in MIG mode."""

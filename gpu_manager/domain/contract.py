@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import printable
+from gpu_manager.domain.mig import MigInstance
 from gpu_manager.domain.resources import LARGEST_COUNT, Amount
 from gpu_manager.domain.topology import MAX_CARDS, Link, LinkKind, NumaPolicy, Topology
 
@@ -348,7 +349,8 @@ def encode_inventory(inventory: Inventory) -> str:
                     "numa": s.card.numa,
                     "healthy": s.healthy,
                     "cordoned": s.cordoned,
-                    "mig": s.card.mig,
+                    "mig": not s.card.undivided,  # what a release without instances leaves alone
+                    **({"instance": asdict(s.card.instance)} if s.card.instance else {}),
                     **({"held": s.held} if s.held else {}),
                     **({"missing": True} if s.missing else {}),
                     **({"wholeOnly": s.card.whole_only[:_LONGEST_REASON]} if s.card.whole_only else {}),
@@ -454,6 +456,8 @@ def _outside(card: Card, unit: int) -> dict[str, int]:
 
 def _card_state(card: dict[str, Any]) -> CardState:
     outside = _count(card.get("outside", 0))
+    place = _map(card["instance"]) if "instance" in card else None
+    instance = place and MigInstance(_text(place["parent"]), _count(place["gi"]), _count(place["ci"]))
     return CardState(
         card=Card(
             index=_count(card["i"]),
@@ -461,9 +465,10 @@ def _card_state(card: dict[str, Any]) -> CardState:
             model=_text(card["model"]),
             memory=_count(card["memory"]) + outside,
             numa=None if card.get("numa") is None else _count(card["numa"]),
-            mig=_flag(card.get("mig", False)),
+            mig=_flag(card.get("mig", False)) and instance is None,
             whole_only=_text(card.get("wholeOnly", ""))[:_LONGEST_REASON],
             outside=outside,
+            instance=instance or None,
         ),
         healthy=_flag(card.get("healthy", True)),
         cordoned=_flag(card.get("cordoned", False)),
@@ -477,7 +482,7 @@ def model_labels(cards: Sequence[CardState]) -> dict[str, str | None]:
     """The model as a label, under both names, if all cards are of one model; otherwise None, because a pod
     that selects a model must not land on another. No labels while no card was ever listed.
     """
-    models = {s.card.model for s in cards}
+    models = {s.card.model for s in cards if s.card.instance is None}
     if not models:
         return {}
     value = re.sub(r"[^A-Za-z0-9._-]+", "-", models.pop())[:63].strip("-_.") if len(models) == 1 else ""

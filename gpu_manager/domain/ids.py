@@ -28,13 +28,19 @@ _NUMBERED = re.compile(r"(?P<stem>.*-[cm])(?P<number>\d{2,})")
 def prefixes(cards: Iterable[CardUuid]) -> dict[CardUuid, str]:
     """Return for each card the shortest of 8 hex, 12 hex or the whole UUID that is unique on the node."""
     digits = {uuid: re.sub(r"[^0-9a-f]", "", uuid.removeprefix("GPU-").lower()) for uuid in cards}
+    # An instance named by its place has its parent's digits: the place makes them its own.
+    places = {uuid: uuid.split("/")[1:] for uuid in digits}
 
     def alone(uuid: CardUuid, length: int) -> bool:
         head = digits[uuid][:length]
-        return len(head) == length and [d[:length] for d in digits.values()].count(head) == 1
+        same = [other for other, d in digits.items() if d[:length] == head and places[other] == places[uuid]]
+        return len(head) == length and len(same) == 1
 
     return {
-        uuid: next((digits[uuid][:length] for length in (8, 12) if alone(uuid, length)), uuid)
+        uuid: next(
+            ("-".join((digits[uuid][:length], *places[uuid])) for length in (8, 12) if alone(uuid, length)),
+            uuid,
+        )
         for uuid in digits
     }
 
@@ -56,7 +62,9 @@ class DeviceIds:
             room, stem = card.size(self.unit), names[card.uuid]
             cores[card.uuid] = tuple(f"{stem}-c{n:02d}" for n in range(room.cores))
             memory[card.uuid] = tuple(f"{stem}-m{n:04d}" for n in range(room.memory // self.unit))
-        whole: dict[CardUuid, tuple[str, ...]] = {c.uuid: () if c.mig else (c.uuid,) for c in self.cards}
+        whole: dict[CardUuid, tuple[str, ...]] = {
+            c.uuid: (c.uuid,) if c.undivided else () for c in self.cards
+        }
         return {CORE: cores, MEMORY: memory, NVIDIA: whole}
 
     @cached_property

@@ -163,7 +163,7 @@ class _Health(health_grpc.DRAResourceHealthServicer, health_alpha_grpc.DRAResour
                     message=state.reason[:_LONGEST_MESSAGE],
                 )
                 for state in cards
-                if not state.card.mig
+                if state.card.undivided
             ]
         )
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcuda.crc import crc32c
-from vcuda.page.layout import ABI_MAJOR, MAX_CARDS, PageError, uuid_bytes, uuid_text
+from vcuda.page.layout import ABI_MAJOR, MAX_CARDS, PageError, instance_word, uuid_bytes, uuid_text
 from vcuda.page.limits import (
     COPY_SIZE,
     LIMITS_SIZE,
@@ -221,6 +221,16 @@ def test_uuids_round_trip(raw: bytes) -> None:
     assert text.startswith("GPU-")
     assert uuid_bytes(text) == raw
     assert uuid_bytes("MIG-" + text[4:]) == raw
+
+
+@given(st.binary(min_size=16, max_size=16), st.integers(0, 999), st.integers(0, 999))
+def test_both_names_of_an_instance_round_trip(raw: bytes, gi: int, ci: int) -> None:
+    card = uuid_text(raw)
+    for name in (card, "MIG" + card[3:], f"MIG-{card}/{gi}/{ci}"):
+        limits = Limits((CardLimits(uuid_bytes(name), 1 << 30, 30.0, instance=instance_word(name)),))
+        (read,) = read_limits(build_limits(limits)).cards
+        assert uuid_text(read.uuid, read.instance) == name
+        assert read.uuid == raw
 
 
 @pytest.mark.parametrize("text", ["", "GPU-", "GPU-12", "GPU-" + "g" * 32, "0" * 31, "0" * 34])

@@ -40,6 +40,7 @@ class CardLimits:
     ``protected`` and ``best_effort`` are the container's class, neither a normal one's. ``granted`` is the
     share in force (percent) while containers of those two classes are on the card together, else ``None``;
     ``beside`` tells protected ones what best-effort ones are sure of then, as far as they use it (percent).
+    ``instance`` says how a MIG instance is named (:func:`~vcuda.page.layout.uuid_text`), 0 for a card.
     The defaults, a burst of 20 ms, a debt of 200 ms and a window of 1 s, kept the limit best in the model
     (docs/isolation).
     """
@@ -62,6 +63,7 @@ class CardLimits:
     best_effort: bool = False
     granted: float | None = None
     beside: float = 0.0
+    instance: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def _encode_card(card: CardLimits) -> bytes:
             _q8(card.gain, "gain", 1),
             _q8(card.co_active, "co-activity", 1),
             mode,
-            0,
+            card.instance,
             card.host_looked_ns,
             card.host_counted,
             0 if card.granted is None else _q8(card.granted, "granted share", 1),
@@ -155,8 +157,8 @@ def _encode_copy(limits: Limits, generation: int) -> bytes:
 
 
 def _decode_card(copy: bytes, offset: int) -> CardLimits:
-    (uuid, memory, reserve, adjust, excess, core, ceiling, burst, debt, window, gain, active, mode, _, looked,
-     counted, granted, beside, _) = _CARD.unpack_from(copy, offset)  # fmt: skip
+    (uuid, memory, reserve, adjust, excess, core, ceiling, burst, debt, window, gain, active, mode, instance,
+     looked, counted, granted, beside, _) = _CARD.unpack_from(copy, offset)  # fmt: skip
     limited = bool(mode & _CORES_LIMITED)
     return CardLimits(
         uuid=uuid,
@@ -177,6 +179,7 @@ def _decode_card(copy: bytes, offset: int) -> CardLimits:
         best_effort=bool(mode & _BEST_EFFORT),
         granted=granted / 256 if granted else None,
         beside=beside / 256,
+        instance=instance,
     )
 
 

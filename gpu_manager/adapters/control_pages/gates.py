@@ -1,7 +1,7 @@
 """The gates of cards on disk: what the watcher writes, and best-effort containers read; leases on such files.
 
-``<pages>/gates/<the card's UUID as 32 hex digits>`` is mounted read-only in a best-effort container. Tenants
-cannot write it. A new gate is open.
+``<pages>/gates/<the card's UUID as 32 hex digits>``, and behind them the place by which an instance is named,
+is mounted read-only in a best-effort container. Tenants cannot write it. A new gate is open.
 
 Containers may take leases on files of the agent (fcntl's ``F_SETLEASE``). The kernel asks for no capability
 where the caller's uid owns the file: the root of a container without a user namespace may take a lease
@@ -27,6 +27,7 @@ import structlog
 from gpu_manager.adapters.control_pages import tenant_files as files
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.mig import file_name
 from gpu_manager.ports.control_pages import GateReading
 from gpu_manager.runtime import threads
 from vcuda.page.gate import GATE_SIZE, build_gate, read_gate
@@ -64,7 +65,8 @@ class FileGates:
     def path(self, card: CardUuid) -> Path:
         """The path of the card's gate. Raises NodeUnready: the name is not a UUID."""
         with _errors(self._root / card):
-            return self._root / uuid_bytes(card).hex()
+            uuid_bytes(card)
+            return self._root / file_name(card)
 
     def ensure(self, card: CardUuid) -> None:
         """Create the card's gate, open, if it is absent or not a gate. Idempotent.

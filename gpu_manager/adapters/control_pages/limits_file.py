@@ -23,7 +23,7 @@ from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Activity, Correction, Limit, TenantUse
 from vcuda.page import limits as limits_page
 from vcuda.page import usage as usage_page
-from vcuda.page.layout import PageError, uuid_bytes, uuid_text
+from vcuda.page.layout import PageError, instance_word, uuid_bytes, uuid_text
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +65,7 @@ def limits_as_set(
         cards.append(
             replace(
                 before,
+                instance=instance_word(limit.card),
                 memory_limit=limit.memory,
                 # Of nothing even the smallest charge is refused: no context comes into being.
                 context_reserve=max(policy.context_reserve, not limit.memory),
@@ -115,7 +116,7 @@ def limited_cards(page: int) -> tuple[CardUuid, ...]:
     Raises OSError and PageError.
     """
     found = limits_page.read_limits(files.read(page, limits_page.LIMITS_SIZE))
-    return tuple(CardUuid(uuid_text(card.uuid)) for card in found.cards)
+    return tuple(CardUuid(uuid_text(card.uuid, card.instance)) for card in found.cards)
 
 
 _NS: Final = 1e-9
@@ -204,7 +205,7 @@ def corrected_card(
     card: limits_page.CardLimits, corrections: Mapping[CardUuid, Correction]
 ) -> limits_page.CardLimits:
     """The card's limits with its correction; fields that a correction omits are unchanged."""
-    told = corrections.get(CardUuid(uuid_text(card.uuid)))
+    told = corrections.get(CardUuid(uuid_text(card.uuid, card.instance)))
     if told is None:
         return card
     excess = told.excess or Excess(card.host_excess, card.host_looked_ns, card.host_counted)

@@ -16,6 +16,7 @@ from gpu_manager.adapters.driver_files.driver import COMPANIONS, CUDA, GRAPHICS,
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import GATES_DIR, LIBRARY_DIR, LIMITS_PATH, PRELOAD_PATH, USAGE_PATH
 from gpu_manager.domain.injection import Mount
+from gpu_manager.domain.mig import file_name
 
 REAL_DIR: Final = f"{LIBRARY_DIR}/real"
 HOOK_PATH: Final = f"{LIBRARY_DIR}/ldcache"
@@ -49,8 +50,9 @@ def driver_mounts(driver: Driver, library: Delivered | None, *, graphics: bool) 
 
 def gate_mounts(pages: Path, cards: Iterable[CardUuid]) -> tuple[Mount, ...]:
     """The gates of these cards, for a best-effort container; ``pages`` is the directory of all pages."""
-    names = [card.partition("-")[2].replace("-", "") for card in cards]
-    return tuple(Mount(f"{GATES_DIR}/{name}", str(pages / "gates" / name)) for name in names)
+    names = [file_name(card) for card in cards]
+    # The library looks for the 16 bytes that the page has.
+    return tuple(Mount(f"{GATES_DIR}/{name[:32]}", str(pages / "gates" / name)) for name in names)
 
 
 def fronts(library: Delivered) -> Mapping[str, str]:

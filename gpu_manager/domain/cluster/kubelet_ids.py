@@ -279,7 +279,7 @@ def explain_gpus(asked: Fraction, nodes: Iterable[tuple[NodeReport, Ledger]]) ->
 
 
 def _empty(node: NodeReport, ledger: Ledger) -> int:
-    return sum(state.open and ledger.idle(state.card.uuid) for state in node.cards)
+    return sum(s.open and s.card.undivided and ledger.idle(s.card.uuid) for s in node.cards)
 
 
 def _told(empty: int, node: NodeReport) -> str:

@@ -71,7 +71,7 @@ class OfferedCards:
         self._models: dict[str, list[OfferedCard]] = {}
         for node, pool, unit, states in nodes:
             for state in states:
-                if state.held == DRA_DRIVER and not state.card.mig:
+                if state.held == DRA_DRIVER and state.card.undivided:
                     card = OfferedCard(node, pool, state.card, state.card.capacity(unit))
                     self._models.setdefault(state.card.model, []).append(card)
 

@@ -177,7 +177,7 @@ def published_devices(
     versions: Mapping[str, str] = MappingProxyType({}),
     sides: Sides | None = None,
 ) -> tuple[SharedDevice, ...]:
-    """The node's devices in published order; cards in MIG mode are left out.
+    """The node's devices in published order; cards in MIG mode and their instances are left out.
 
     The scheduler takes the first device that fits, so the order is the placement policy: the fullest card in
     use first and idle ones last, or with ``spread`` the emptiest first. Closed cards come last, with a taint
@@ -204,7 +204,7 @@ def published_devices(
             taints=_taints(state),
         )
         for state in ordered
-        if not state.card.mig
+        if state.card.undivided
     )
 
 

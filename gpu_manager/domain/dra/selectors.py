@@ -19,7 +19,7 @@ from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.device import Version, attributes_of
 from gpu_manager.domain.errors import RequestInvalid, quoted
-from gpu_manager.domain.rules.request import model_tokens
+from gpu_manager.domain.mig import words
 
 _OURS: Final = f"device.attributes['{DRA_DRIVER}']"
 _STANDARD: Final = "resource.kubernetes.io"
@@ -48,7 +48,7 @@ def model_selector(wanted: Sequence[str]) -> str:
 
 def _pattern(wanted: str) -> str:
     """A pattern of RE2 without a backslash, so that it needs no escape in a CEL text."""
-    tokens = model_tokens(wanted)
+    tokens = words(wanted)
     for token in tokens:
         if not _TOKEN_OF_MODEL.fullmatch(token):
             raise RequestInvalid(f"{quoted(wanted)} has a character that is not written here")

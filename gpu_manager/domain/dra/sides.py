@@ -73,13 +73,13 @@ def parse_claim_cards(text: str) -> ClaimCards:
 def sides_of(
     front: Front, cards: Iterable[CardState], claim_cards: ClaimCards = NO_CARDS, stored: Sides = _NONE
 ) -> Sides:
-    """Return the side of each card under the front; cards in MIG mode have none.
+    """Return the side of each card under the front; cards in MIG mode and their instances have none.
 
     Of a split node ``claim_cards`` are given by claims. Of a number, those that are by the ``stored`` sides
     go first, then cards without one, then the last by index. A card that has left the node is not made up for
     by one that pods have.
     """
-    there = [state.card for state in cards if not state.card.mig]
+    there = [state.card for state in cards if state.card.undivided]
     if front is not Front.SPLIT or claim_cards == ALL_CARDS:
         return dict.fromkeys(
             (card.uuid for card in there), Side.PLUGIN if front is Front.PLUGIN else Side.DRA

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.domain.contract import DRA_DRIVER
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.contract import DRA_DRIVER, GPU_MODEL, GPU_UUID
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.resources import format_bytes as _of
-from gpu_manager.domain.rules.request import PodRequest, Request
+from gpu_manager.domain.rules.request import PodRequest, Request, admits_model
 from gpu_manager.domain.untrusted import mappings
 
 LINE_LIMIT = 900  # characters; an Event's message may have 1,024
@@ -76,7 +76,7 @@ class Refusal:
 
 def closed_because(state: CardState, request: PodRequest, *, listed: bool = True) -> str:
     """Return why the pod may not use the card; empty if it may. ``listed``: the ledger has the card."""
-    if listed and state.open and not (request.uuids or request.models or state.card.whole_only):
+    if listed and state.open and not _picky(state, request):
         return ""  # nearly always
     if state.card.mig:
         return "in MIG mode, left alone"
@@ -92,12 +92,23 @@ def closed_because(state: CardState, request: PodRequest, *, listed: bool = True
         return "not in the books of this node"
     if state.card.whole_only and any(0 < c.request.cores < CORES_PER_CARD for c in request.containers):
         return f"given whole alone, ask for {CORES_PER_CARD} cores: {_clean(state.card.whole_only)}"
-    if request.uuids and state.card.uuid not in request.uuids:
+    return "" if request.allows(state.card) else _not_allowed(state.card, request)
+
+
+def _not_allowed(card: Card, request: PodRequest) -> str:
+    if request.uuids and request.uuids.isdisjoint(card.names):
         return "not among the cards that the pod allows"
-    if not request.allows(state.card):
-        wanted = _clean(", ".join(request.models))
-        return f"model {_clean(state.card.model)}, the pod allows {wanted}"
-    return ""
+    if card.instance and not (request.uuids or request.models):
+        return f"a MIG instance, given to pods that name its profile ({GPU_MODEL}) or UUID ({GPU_UUID})"
+    if card.instance and (not request.models or admits_model(request.models, card.model)):
+        return "a MIG instance, of which a container gets one, and one of this pod asks for several cards"
+    wanted = _clean(", ".join(request.models))
+    return f"model {_clean(card.model)}, the pod allows {wanted}"
+
+
+def _picky(state: CardState, request: PodRequest) -> bool:
+    card = state.card
+    return bool(request.uuids or request.models or card.whole_only or card.instance)
 
 
 def card_reason(ask: Amount, whole: int, view: CardView) -> str:

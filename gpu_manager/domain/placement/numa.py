@@ -51,7 +51,9 @@ def most_together(topology: Topology, cards: Sequence[CardState]) -> int:
     """Return how many whole cards one container could have at most if all open cards were idle."""
     one = topology.numa_policy is NumaPolicy.SINGLE
     groups = _groups(NumaPolicy.SINGLE, cards, 1) if one else [range(len(cards))]
-    return max((sum(cards[at].open for at in group) for group in groups), default=0)
+    return max(
+        (sum(cards[at].open and cards[at].card.undivided for at in group) for group in groups), default=0
+    )
 
 
 def aligned(

@@ -26,6 +26,7 @@ from gpu_manager.domain.resources import (
     format_bytes,
     format_number,
 )
+from gpu_manager.domain.rules.instances import check_several
 from gpu_manager.domain.rules.pod_annotations import (
     ceiling_of,
     check_annotations,
@@ -120,7 +121,13 @@ def check_pod(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tup
     amounts = check_amounts(pod, unit, minimum_cores)
     if not _names_ours(pod):
         return amounts  # the annotations of a pod without our resources are not checked
-    return (*amounts, *check_visible_devices(pod), *_check_node_affinity(pod), *check_annotations(pod))
+    return (
+        *amounts,
+        *check_visible_devices(pod),
+        *_check_node_affinity(pod),
+        *check_annotations(pod),
+        *check_several(pod),
+    )
 
 
 def check_amounts(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tuple[Violation, ...]:

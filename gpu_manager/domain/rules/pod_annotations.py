@@ -14,6 +14,7 @@ from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import quoted
 from gpu_manager.domain.kube.pod import Pod
+from gpu_manager.domain.mig import UUIDS
 from gpu_manager.domain.priority import Priority, meant_priorities
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.request import PlacementPolicy
@@ -26,7 +27,6 @@ _LEADING_INTEGER = re.compile(r"\s*([+-]?[0-9]{1,18})")
 _MODEL = ("[ -+.-~-]{1,96}", ".*[A-Za-z0-9].*")  # printable ASCII without the comma
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 _DELAY = "[0-9]{1,5}[hms]"
-_UUID = "GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 # The checks that agent, webhook and policies apply to annotations, in order.
 ONE_OF: Final = {
@@ -37,7 +37,7 @@ ONE_OF: Final = {
 """Annotation → the rule that it is one of these texts."""
 LISTS: Final = {
     contract.GPU_MODEL: (Rule.MODELS_MALFORMED, _MODEL),
-    contract.GPU_UUID: (Rule.UUIDS_MALFORMED, (_UUID,)),
+    contract.GPU_UUID: (Rule.UUIDS_MALFORMED, (UUIDS,)),
     contract.PREEMPTION_DELAY: (Rule.DELAY_MALFORMED, (_DELAY,)),
 }
 """Annotation → the rule that each entry, of :data:`LONGEST_LIST` at most, matches all of these patterns as a
@@ -180,7 +180,7 @@ def _check_list(key: str, text: str) -> Iterator[Violation]:
     if wrong is None and len(entries) <= LONGEST_LIST:
         return
     plain = "GPU-" + (wrong or "").lower().removeprefix("gpu-")
-    nearest = (plain,) if key == contract.GPU_UUID and re.fullmatch(_UUID, plain) else ()
+    nearest = (plain,) if key == contract.GPU_UUID and re.fullmatch(UUIDS, plain) else ()
     hint = f"; {quoted(wrong)} is none" if wrong is not None else f"; {len(entries)} are too many"
     yield violation(rule, "", key, quoted(text), nearest, hint=hint)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import Container, Pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
+from gpu_manager.domain.rules.instances import check_lent
 from gpu_manager.domain.rules.legal_values import check_amounts, check_container, check_pod
 from gpu_manager.domain.rules.pod_annotations import (
     ceiling_of,
@@ -47,7 +48,7 @@ def bound_request(pod: Pod, unit: int = DEFAULT_UNIT) -> PodRequest:
     Raises:
         RequestInvalid: the amounts are illegal, so that no node grants them; the message has every reason.
     """
-    _raise_if_any(check_amounts(pod, unit))
+    _raise_if_any((*check_amounts(pod, unit), *check_lent(pod)))
     if any(check_annotations(pod)):
         # The priority, which cannot be changed, stays.
         return replace(_request(replace(pod, annotations={}), unit), priority=priority_of(pod))

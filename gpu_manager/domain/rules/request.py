@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.kube.pod import ContainerKind, PodUid
+from gpu_manager.domain.mig import profile_of, words
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 
@@ -101,11 +102,20 @@ class PodRequest:
         """True if a container requests equal parts of several cards."""
         return any(c.request.parts > 1 for c in self.containers)
 
+    @property
+    def has_several(self) -> bool:
+        """True if a container requests several cards, whole or in part, which no instance can be one of."""
+        return any(c.request.width > 1 for c in self.containers)
+
     def allows(self, card: Card) -> bool:
-        """True if the allow lists admit the card."""
-        if self.uuids and card.uuid not in self.uuids:
-            return False
-        return not self.models or any(matches_model(wanted, card.model) for wanted in self.models)
+        """True if the allow lists admit the card; a MIG instance only if they name its profile or UUID."""
+        return (not self.uuids or not self.uuids.isdisjoint(card.names)) and self.allows_model(card.model)
+
+    def allows_model(self, model: str) -> bool:
+        """True if the allow lists admit some card of the model."""
+        if self.uuids and not self.models:
+            return not (self.has_several and profile_of(model))
+        return admits_model(self.models, model, several=self.has_several)
 
     def asking(self, name: str, request: Request) -> PodRequest:
         """Return the pod's request with another request for the container ``name``."""
@@ -115,17 +125,24 @@ class PodRequest:
         )
 
 
+def admits_model(models: Sequence[str], model: str, *, several: bool = False) -> bool:
+    """True if an allow list of models, empty for any, admits cards of the model.
+
+    An instance must be named by its profile, and is never one of ``several`` cards of a container.
+    """
+    if profile_of(model) and (several or not models):
+        return False
+    return not models or any(matches_model(wanted, model) for wanted in models)
+
+
 def matches_model(wanted: str, model: str) -> bool:
-    """True if ``wanted`` is the model, or a sequence of whole tokens of it.
+    """True if ``wanted`` is the model, or a sequence of whole tokens of it; of an instance with its profile.
 
     ``V100``, ``V100-SXM2`` and ``Tesla V100-SXM2-32GB`` match ``Tesla-V100-SXM2-32GB``; ``V10`` does not.
     Case and separators (space, ``-``, ``_``, ``/``) make no difference: NVML writes spaces, labels cannot.
     """
-    tokens, whole = model_tokens(wanted), model_tokens(model)
+    tokens, whole = words(wanted), words(model)
+    if (profile := profile_of(model)) and profile not in tokens:
+        return False
     starts = range(len(whole) - len(tokens) + 1)
     return bool(tokens) and any(whole[i : i + len(tokens)] == tokens for i in starts)
-
-
-def model_tokens(text: str) -> list[str]:
-    """Return the lower-case words of a model's name, which :func:`matches_model` compares."""
-    return [token for token in re.split(r"[\s_/-]+", text.casefold()) if token]

@@ -299,6 +299,20 @@ class Rule(Enum):
         f"Ask for `{CORE}` and `{MEMORY}` as totals; else remove the annotation.",
         warning=True,
     )
+    MIG_SEVERAL = RuleText(
+        "mig-several",
+        f"{CORE} is {{value}}, of several cards, and the pod allows MIG instances alone ({GPU_MODEL}, "
+        f"{GPU_UUID}): a container gets one instance: use {{nearest}} or less",
+        "CUDA shows a process one MIG instance, whatever its container was given.",
+        "Ask for one instance with more memory, or for several containers or pods with one each.",
+    )
+    MIG_LENT = RuleText(
+        "mig-lent",
+        f"{NVIDIA} is {{value}}, which counts whole cards, and the pod allows MIG instances alone "
+        f"({GPU_MODEL}, {GPU_UUID}): ask for {CORE} 100",
+        f"Instances are given by `{CORE}` and `{MEMORY}` alone; the name `{NVIDIA}` never counts them.",
+        f"Write `{CORE}: 100` for a whole instance, or less with `{MEMORY}` for a part of one.",
+    )
     MODELS_MALFORMED = RuleText(
         "models-malformed",
         f"annotation {GPU_MODEL} is {{value}}: use a comma-separated list of models, such as V100,T4",
@@ -311,7 +325,8 @@ class Rule(Enum):
         f"annotation {GPU_UUID} is {{value}}: "
         "use a comma-separated list of card UUIDs as `nvidia-smi -L` prints them{hint}",
         "A UUID that no card can have would leave the pod pending for ever.",
-        "Copy the UUIDs (`GPU-` and 36 characters, lower case); remove the annotation for any card.",
+        "Copy the UUIDs (`GPU-` or `MIG-` and 36 characters, lower case; `MIG-GPU-…/7/0` names the same "
+        "instance by its place); remove the annotation for any card.",
     )
     DELAY_MALFORMED = RuleText(
         "delay-malformed",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.rules.request import matches_model
+from gpu_manager.domain.rules.request import admits_model
 
 GROWTH: Final = 1.15  # the mix is refreshed once this many times as many pods have arrived
 MOST_LEFT: Final = 0.95  # of the arrivals before the count began; the highest estimate
@@ -34,7 +34,7 @@ class RequestShape(NamedTuple):
 
     def allows(self, model: str) -> bool:
         """True if the request accepts cards of the model."""
-        return not self.models or any(matches_model(wanted, model) for wanted in self.models)
+        return admits_model(self.models, model, several=self.cards > 1)
 
 
 class FreeShape(NamedTuple):

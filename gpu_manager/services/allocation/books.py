@@ -94,7 +94,7 @@ class Books:
         """Cards of a split node that pods cannot have."""
         if self.sides is None:
             return frozenset()
-        uuids = (s.card.uuid for s in self.node.cards if not s.card.mig)
+        uuids = (s.card.uuid for s in self.node.cards if s.card.undivided)
         return frozenset(uuid for uuid in uuids if self.sides.get(uuid) is not Side.PLUGIN)
 
     def state(self, grant: Grant) -> None:
@@ -257,7 +257,7 @@ class Books:
             return
         for card in (card for one in allocations for card in one.cards):
             state = self.node.card(card)
-            if self.sides.get(card) is not side and not (state and state.card.mig):
+            if self.sides.get(card) is not side and (state is None or state.card.undivided):
                 how = "ResourceClaims" if side is Side.DRA else "extended resources"
                 raise DoesNotFit(f"card {self.node.index(card)} is not given by {how}: the node is split")
 
@@ -268,7 +268,7 @@ class Books:
             return node
         theirs = {u for u, side in (self.sides or {}).items() if side is Side.PLUGIN}
         cards = tuple(
-            replace(s, held=ours[self.sides is not None and not s.card.mig and s.card.uuid not in theirs])
+            replace(s, held=ours[self.sides is not None and s.card.undivided and s.card.uuid not in theirs])
             if s.held in ("", DRA_DRIVER)
             else s
             for s in node.cards

@@ -82,7 +82,9 @@ def plan(books: Books, pod: Pod, *, free_choice: bool) -> None:
     rest = tuple(c for c in request.containers if c.name not in tied)
     if bound:
         handed = {c.name: [(card, ZERO) for card in tied[c.name]] for c in bound}
-        placed = follow(replace(_anywhere(request), containers=bound), handed, books.node.cards, books.ledger)
+        placed = follow(
+            replace(_only(request, handed), containers=bound), handed, books.node.cards, books.ledger
+        )
         _book(books, pod, placed)
     try:
         _plan_free(books, pod, replace(request, containers=rest), free_choice=free_choice)
@@ -100,7 +102,7 @@ def _plan_free(books: Books, pod: Pod, request: PodRequest, *, free_choice: bool
     chosen = assignment(books.node, pod)
     if chosen is not None:
         try:
-            _book(books, pod, follow(_anywhere(request), chosen, cards, ledger))
+            _book(books, pod, follow(_only(request, chosen), chosen, cards, ledger))
             return
         except DoesNotFit as error:
             if not free_choice:
@@ -123,7 +125,7 @@ def plan_waiting(books: Books, pod: Pod, living: Collection[PodUid]) -> None:
     if chosen is None or not request.containers:
         return
     if _follows(books.node, request, chosen, books.ledger):
-        placed = follow(_anywhere(request), chosen, books.node.cards, books.ledger)
+        placed = follow(_only(request, chosen), chosen, books.node.cards, books.ledger)
         _book(books, pod, placed)
         return
     ending = {a.pod for a in _on_cards(books.ledger, chosen)}.difference(living)
@@ -232,7 +234,7 @@ def _make_way(books: Books, cards: Collection[CardUuid], request: PodRequest, ot
             return False
         chosen = assignment(node, other)  # it is planned by it again, if it can be followed
         if chosen is not None and _follows(node, asked, chosen, later):
-            found: Placement | None = follow(_anywhere(asked), chosen, node.cards, later)
+            found: Placement | None = follow(_only(asked, chosen), chosen, node.cards, later)
         else:
             found = find(asked, node.cards, node.topology, later)
         if not _tried(later, asked, found, f"trial-{other.uid}"):
@@ -291,19 +293,20 @@ def in_the_way(books: Books, pod: Pod) -> Mapping[PodUid, Allocation]:
 
 def _follows(node: NodeCards, request: PodRequest, chosen: Assigned, ledger: Ledger) -> bool:
     try:
-        follow(_anywhere(request), chosen, node.cards, ledger)
+        follow(_only(request, chosen), chosen, node.cards, ledger)
     except DoesNotFit:
         return False
     return True
 
 
-def _anywhere(request: PodRequest) -> PodRequest:
-    """Return the request without its lists of allowed models and cards.
+def _only(request: PodRequest, chosen: Assigned) -> PodRequest:
+    """Return the request with the chosen cards in place of its lists of allowed models and cards.
 
     The extender applied them when it chose the cards and counts the pod there, even if they have been
     rewritten since.
     """
-    return replace(request, models=(), uuids=frozenset())
+    cards = frozenset(card for shares in chosen.values() for card, _ in shares)
+    return replace(request, models=(), uuids=cards)
 
 
 def plan_again(books: Books, pod: Pod) -> None:

@@ -67,7 +67,7 @@ struct vcuda_card_limits {
     uint32_t gain_q8;         /* charge = elapsed x gain / 256; 0 means 256 */
     uint32_t co_active_q8; /* number of processes, of all containers, at work on the card at once, x 256; 0 means 256 */
     uint32_t mode;         /* VCUDA_MODE_* */
-    uint32_t reserved0;
+    uint32_t instance;     /* for the host, which names cards by text: 0 for a whole card, else a MIG instance */
     uint64_t host_looked_ns; /* CLOCK_MONOTONIC before driver and usage were read for host_excess. Since minor 2 */
     uint64_t host_counted;   /* bytes that the driver counted for the container at host_looked_ns */
     /* While protected and best-effort containers share the card: the share in force, percent x 256, as decided by the
