@@ -18,6 +18,7 @@ import structlog
 
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.mig import is_instance
 
 log = structlog.get_logger(__name__)
 
@@ -68,8 +69,8 @@ class CgroupMemoryLimit:
         Raises:
             NodeUnready: the container's cgroup does not exist (yet), or the kernel refused.
         """
-        if not (self._cgroups / "cgroup.controllers").exists():
-            return None  # cgroup v1, or not visible
+        if is_instance(card) or not (self._cgroups / "cgroup.controllers").exists():
+            return None  # in MIG mode neither limits anything; else cgroup v1, or not visible
         cgroup = self._cgroup(container_id)
         if cgroup is None:
             raise NodeUnready(f"the cgroup of container {container_id[:16]} is not below {self._cgroups}")

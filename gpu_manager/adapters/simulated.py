@@ -15,6 +15,7 @@ The control file is YAML::
         error: the card does not answer    # it is listed, unhealthy, and tells no figures
         xids: {31: 2}                  # how often the driver has reported each XID so far
         removed: true                  # gone from the list
+        instances: [[1g.18gb, 18432Mi, 9]]   # the layout of a card in MIG mode
         load:
         - {pid: 4711, memory: 5Gi, utilisation: 30}
 """
@@ -35,9 +36,10 @@ import structlog
 import yaml
 
 from gpu_manager.adapters import profiles
-from gpu_manager.adapters.profiles import CardKind, Profile
+from gpu_manager.adapters.profiles import CardKind, InstanceKind, Profile
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.domain.mig import MigInstance, number_of
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
 from gpu_manager.ports.cards import (
@@ -75,6 +77,7 @@ class CardOrder:
     removed: bool = False
     xids: Mapping[int, int] = field(default_factory=dict)
     load: tuple[Load, ...] = ()
+    instances: tuple[InstanceKind, ...] | None = None  # None: as in the profile
 
     @property
     def health(self) -> tuple[bool, str]:
@@ -164,6 +167,7 @@ def _parse_order(value: object, where: str) -> CardOrder:
     if not isinstance(fields, dict):
         raise RequestInvalid(f"{where}: {value!r} is no mapping")
     kinds = {"healthy": bool, "reason": str, "error": str, "removed": bool, "xids": dict, "load": list}
+    kinds["instances"] = list
     for key, entry in fields.items():
         if key not in kinds:
             raise RequestInvalid(f"{where}: unknown key {key!r}: it takes {', '.join(kinds)}")
@@ -173,7 +177,9 @@ def _parse_order(value: object, where: str) -> CardOrder:
         if type(number) is not int or number < 0:
             raise RequestInvalid(f"{where}: xids: {number!r} is no whole number: it takes XID: how often")
     load = tuple(_parse_load(entry, f"{where}: load") for entry in fields.get("load", ()))
-    return CardOrder(**{**fields, "load": load})
+    layout = fields.get("instances")
+    instances = None if layout is None else profiles.parse_layout(layout, where, "instances")
+    return CardOrder(**{**fields, "load": load, "instances": instances})
 
 
 def _parse_load(value: object, where: str) -> Load:
@@ -212,9 +218,13 @@ class SimulatedCards:
         node: str = "node",
         control: Path | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        instances: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``control`` is watched from the start; it need not exist."""
+        """``control`` is watched from the start; it need not exist. While ``instances`` is true, MIG
+        instances are cards too.
+        """
         self._profile, self._node, self._control = profile, node, control
+        self._instances = instances
         self._cards = {c.uuid: c for c in (self._card(i, k) for i, k in enumerate(profile.cards))}
         self._links = {
             (a, b): profile.topology.links[self._cards[a].index][self._cards[b].index]
@@ -248,9 +258,10 @@ class SimulatedCards:
         node: str = "node",
         control: Path | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        instances: Callable[[], bool] = lambda: False,
     ) -> SimulatedCards:
         """A shipped profile by name, or one by the path of its file. Raises RequestInvalid."""
-        return cls(profiles.load(name), node=node, control=control, monotonic=monotonic)
+        return cls(profiles.load(name), node=node, control=control, monotonic=monotonic, instances=instances)
 
     @classmethod
     def from_topology(
@@ -273,7 +284,7 @@ class SimulatedCards:
             self._ask_driver()
             states = []
             for card in self._present():
-                healthy, reason = self._order(card.uuid).health
+                healthy, reason = self._health(card)
                 states.append(CardState(card, healthy=healthy, reason=reason))
             return tuple(states)
 
@@ -282,8 +293,12 @@ class SimulatedCards:
         with self._turn:
             self._refresh()
             self._ask_driver()
-            present = [c.uuid for c in self._present()]
-            return Topology(tuple(tuple(self._links[a, b] for b in present) for a in present))
+            present, far = [c.uuid for c in self._present()], Link(LinkKind.SYS)
+            return Topology(
+                tuple(
+                    tuple(SELF if a == b else self._links.get((a, b), far) for b in present) for a in present
+                )
+            )
 
     def usage(self) -> tuple[Sequence[CardUse], Sequence[ProcessUse]]:
         """Return the current loads, without failing cards."""
@@ -300,8 +315,14 @@ class SimulatedCards:
                 busy = min(100.0, sum(load.utilisation or 0.0 for load in order.load))
                 sensors = self._sensors.get(card.uuid)
                 seen = sensors.read(self._monotonic(), busy) if sensors else NO_SENSORS
-                cards.append(CardUse(card.uuid, memory, busy, sensors=seen))
-                processes += (ProcessUse(card.uuid, x.pid, x.memory, x.utilisation) for x in order.load)
+                timed = card.instance is None  # the driver has no figures of time of an instance
+                cards.append(
+                    CardUse(card.uuid, memory, busy if timed else None, samples_processes=timed, sensors=seen)
+                )
+                processes += (
+                    ProcessUse(card.uuid, x.pid, x.memory, x.utilisation if timed else None)
+                    for x in order.load
+                )
             return cards, processes
 
     def watch(self, told: Callable[[CardEvent], None]) -> None:
@@ -385,7 +406,36 @@ class SimulatedCards:
 
     def _present(self) -> Sequence[Card]:
         cards = sorted(self._cards.values(), key=lambda c: c.index)
+        cards += [part for card in cards for part in self._parts(card)] if self._instances() else []
         return [c for c in cards if not self._order(c.uuid).removed]
+
+    def _parts(self, card: Card) -> Sequence[Card]:
+        """The instances of a card. Their UUIDs depend on card, place and profile, as the driver's do."""
+        if not card.mig or self._order(card.uuid).removed:
+            return ()
+        layout = self._order(card.uuid).instances
+        kinds = self._profile.cards[min(card.index, len(self._profile.cards) - 1)].instances
+        return [
+            replace(
+                card,
+                index=number_of(card.index, place),
+                uuid=_instance_uuid(card, kind),
+                model=f"{card.model}-MIG-{kind.profile}",
+                memory=kind.memory,
+                reserved=0,
+                mig=False,
+                instance=MigInstance(card.uuid, kind.gi, 0),
+            )
+            for place, kind in enumerate(kinds if layout is None else layout)
+        ]
+
+    def _known(self) -> Mapping[CardUuid, Card]:
+        return self._cards | {part.uuid: part for card in self._cards.values() for part in self._parts(card)}
+
+    def _health(self, card: Card) -> tuple[bool, str]:
+        """Healthy, and why not; an instance is no better than its parent."""
+        parent = self._order(CardUuid(card.instance.parent)).health if card.instance else (True, "")
+        return self._order(card.uuid).health if parent[0] else parent
 
     def _order(self, uuid: CardUuid) -> CardOrder:
         return self._filed.get(uuid) or self._ordered.get(uuid) or CardOrder()
@@ -400,7 +450,7 @@ class SimulatedCards:
 
     def _change(self, uuid: CardUuid, change: Callable[[CardOrder], CardOrder]) -> None:
         with self._turn:
-            if uuid not in self._cards:
+            if uuid not in self._known():
                 raise RequestInvalid(f"there is no card {uuid}: the cards are {', '.join(self._cards)}")
             self._ordered[uuid] = change(self._ordered.get(uuid, CardOrder()))
             self._note()
@@ -411,7 +461,8 @@ class SimulatedCards:
             health = self._order(uuid).health
             if health != self._told[uuid]:
                 self._told[uuid] = health
-                self._news.append(HealthChange(uuid, healthy=health[0], reason=health[1]))
+                told = (uuid, *(part.uuid for part in self._parts(self._cards[uuid])))
+                self._news += [HealthChange(one, healthy=health[0], reason=health[1]) for one in told]
             for xid, count in self._order(uuid).xids.items():
                 event = XidError(uuid, xid, closes=not health[0])
                 self._news += [event] * (count - self._xids_told[uuid, xid])
@@ -432,7 +483,7 @@ class SimulatedCards:
             return
         self._stamp = stamp
         try:
-            self._driver_filed, self._filed = parse_control(self._control, self._cards)
+            self._driver_filed, self._filed = parse_control(self._control, self._known())
         except RequestInvalid as error:
             log.warning("control_file_refused", why=str(error))
             return
@@ -450,6 +501,10 @@ class SimulatedCards:
                 news, self._news = self._news, []
             for change in news:
                 told(change)
+
+
+def _instance_uuid(card: Card, kind: InstanceKind) -> CardUuid:
+    return CardUuid(f"MIG-{uuids.uuid5(uuids.NAMESPACE_URL, f'{card.uuid}/{kind.gi}/{kind.profile}')}")
 
 
 SENSOR_SECONDS = 10.0  # between two readings, as of a real card

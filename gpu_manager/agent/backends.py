@@ -32,8 +32,9 @@ from gpu_manager.ports.cards import Cards
 log = structlog.get_logger(__name__)
 
 
-def build_cards(config: Config) -> Cards:
-    """Return the cards that ``config.cards`` names; NVML's library is loaded only for real ones.
+def build_cards(config: Config, instances: Callable[[], bool]) -> Cards:
+    """Return the cards that ``config.cards`` names; NVML's library is loaded only for real ones. While
+    ``instances`` is true, MIG instances are cards too.
 
     Every access looks for a missing library again: a driver may be installed after the agent has started.
 
@@ -46,14 +47,18 @@ def build_cards(config: Config) -> Cards:
 
         if Path(name).suffix == ".txt":
             return SimulatedCards.from_topology(Path(name), node=config.node, control=config.control)
-        return SimulatedCards.named(name, node=config.node, control=config.control)
+        return SimulatedCards.named(name, node=config.node, control=config.control, instances=instances)
     if kind != "nvml":
         raise RequestInvalid(f"--cards is {config.cards!r}: use nvml, or simulated:<profile or file>")
     from gpu_manager.adapters.nvml.cards import NvmlCards  # noqa: PLC0415  # as above
 
     policy = FaultPolicy(config.program_xids, config.card_xids, config.quiet_seconds)
     host = HostFiles(config.host_root)
-    return NvmlCards(policy=policy, library=lambda: config.nvml or find_nvml(host, str(config.driver_root)))
+    return NvmlCards(
+        policy=policy,
+        library=lambda: config.nvml or find_nvml(host, str(config.driver_root)),
+        instances=instances,
+    )
 
 
 def build_driver_limits(config: Config) -> DriverLimits | None:

@@ -33,7 +33,7 @@ from gpu_manager.agent.backends import build_cards, build_injector, gate_program
 from gpu_manager.agent.config import Config
 from gpu_manager.agent.fronts import DraFront, Fronts
 from gpu_manager.agent.running_containers import RunningContainers, store_of
-from gpu_manager.domain.contract import KUBELET_SOCKET, PODS_API_SOCKET
+from gpu_manager.domain.contract import KUBELET_SOCKET, MIG_LABEL, PODS_API_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports.api_server import KnownPod
@@ -56,6 +56,7 @@ from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.cards.closed_cards import InjectionWatch, OtherPlugins
 from gpu_manager.services.cards.health import VANISHED, Health
 from gpu_manager.services.cards.inventory import InventoryService, KnownCards
+from gpu_manager.services.cards.mig_instances import MigInstances
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery import injection_keeper, reclaimer
 from gpu_manager.services.recovery.injection_keeper import InjectionKeeper
@@ -78,7 +79,7 @@ class Agent:
         self._registry = CollectorRegistry()
         self.metrics = ServiceMetrics(self._registry)
         clock = SystemClock()
-        self.cards = build_cards(config)
+        self.cards = build_cards(config, lambda: self.mig.given())  # noqa: PLW0108 - it is made below
         connection = connect(kubeconfig=config.kubeconfig, url=config.api_url)
         self._kube = Kube(
             connection,
@@ -107,6 +108,14 @@ class Agent:
         pods = self._kube.pods
         self.state = NodeState(
             Books(NodeCards.of(config.node, config.unit, (), Topology(()))), self._store, self.metrics
+        )
+        node = self._kube.node
+        self.mig = MigInstances(
+            self.state,
+            config.mig_instances,
+            lambda: node.label(MIG_LABEL),
+            node.event,
+            lambda: self.health.look(),  # noqa: PLW0108 - it is made below
         )
         window = AdmissionWindow(clock)
         departed = DepartedPods(self.state, pods, processes)
@@ -169,7 +178,13 @@ class Agent:
             evict=config.evict,
         )
         self.fronts = Fronts(config, self.state, plugin, dra, self.metrics, _restart)
-        self.health = Health(self.cards, self._kube.node, clock, numa_policy=config.numa_policy)
+        self.health = Health(
+            self.cards,
+            self._kube.node,
+            clock,
+            numa_policy=config.numa_policy,
+            no_instances=lambda: self.mig.trouble,
+        )
         self.injection_watch = InjectionWatch(injector, self.health, self.metrics)
         self.inventory = InventoryService(
             self.state,
@@ -267,7 +282,8 @@ class Agent:
         """Return the readiness conditions, by name."""
         return {
             "registered": self.fronts.registered(),
-            "cards": any(not s.missing for s in self.state.node.cards) and not self.health.trouble,
+            "cards": any(not s.missing for s in self.state.node.cards)
+            and not (self.health.trouble or self.mig.trouble),
             "pods": self._kube.pods.error is None,
             "only_plugin": not self.other_plugins.offers,
             "injection": not (self.keeper.trouble or self.injection_watch.why),
@@ -280,6 +296,7 @@ class Agent:
         away = f"all {len(cards)} cards {VANISHED}" if cards and all(s.missing for s in cards) else ""
         whys = (
             self.health.trouble or away,
+            self.mig.trouble,
             self.other_plugins.trouble,
             self.keeper.trouble,
             self.injection_watch.why,
@@ -302,6 +319,9 @@ class Agent:
         stored = load_books(self._store, self._kube.node.event, self.metrics)
         self._find_cards()
         self._recover_books(stored)
+        assumed, self.mig.assumed = self.mig.assumed, False
+        if assumed and not self.mig.given():
+            self._take_in_cards()
         self.fronts.settle()
         self._limits.apply_settings()
         self.health.subscribe(self.known_cards.cards_changed)
@@ -350,7 +370,12 @@ class Agent:
     # The start.
 
     def _find_cards(self) -> None:
-        self.health.remember(self.known_cards.load())
+        known = self.known_cards.load()
+        self.mig.assumed = any(card.instance for card in known)
+        self.health.remember(known)
+        self._take_in_cards()
+
+    def _take_in_cards(self) -> None:
         self.health.discover()
         self.health.settle()
         self.other_plugins.look()  # before the kubelet hears of any card
@@ -393,6 +418,7 @@ class Agent:
                     "reclaim": self.reclaimer.look,
                     "stranded": self.stranded.look,
                     "front": self.fronts.look,
+                    "mig": self.mig.look,
                 },
             ),
         ]

@@ -46,11 +46,12 @@ class Config:
     ``account_gap``: the difference between account and driver that is reported, as a share of a card.
     ``program_xids`` are driver errors that never close a card, ``card_xids`` those that always do; a card
     opens again after ``quiet_seconds`` without faults. With ``lending`` whole cards are also offered as
-    ``nvidia.com/gpu``. ``front`` is the way in which cards are given away, ``claim_cards`` those that a split
-    node gives by claims; ``minimum_cores`` is the smallest part of one that claims may ask for, ``cdi`` the
-    runtime's directory of CDI specs. ``numa_policy`` is the one of the node's kubelet. ``nvml`` is the path
-    of the NVML library if the loader does not find it. Sizes are advised by ``advice``, and what was seen
-    weighs half after ``advice_half_life`` seconds.
+    ``nvidia.com/gpu``; with ``mig_instances`` MIG instances are cards too. ``front`` is the way in which
+    cards are given away, ``claim_cards`` those that a split node gives by claims; ``minimum_cores`` is the
+    smallest part of one that claims may ask for, ``cdi`` the runtime's directory of CDI specs.
+    ``numa_policy`` is the one of the node's kubelet. ``nvml`` is the path of the NVML library if the loader
+    does not find it. Sizes are advised by ``advice``, and what was seen weighs half after
+    ``advice_half_life`` seconds.
     """
 
     node: str
@@ -77,6 +78,7 @@ class Config:
     policy: PagePolicy = DEFAULT_POLICY
     page_mounts: PageMounts = _NO_MOUNTS
     lending: bool = False
+    mig_instances: bool = False
     front: Front = Front.PLUGIN
     claim_cards: ClaimCards = NO_CARDS
     minimum_cores: int = 1

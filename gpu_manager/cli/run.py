@@ -213,6 +213,14 @@ def command(
     libraries: Annotated[Path | None, Option(help="Directory of libvcuda; default: the package's.")] = None,
     stand_in: Annotated[Path | None, Option(help="The stand-in driver of simulated cards.")] = None,
     extra_config: Annotated[Path | None, Option(help="The predecessor's extra-config.json.")] = None,
+    mig_instances: Annotated[
+        bool,
+        Option(
+            help="Give MIG instances as cards, whole or in parts, to pods that name them. The node's label "
+            "tencent.com/mig-instances counts before this.",
+            feature=features.MIG,
+        ),
+    ] = False,
     evict: Annotated[
         bool, Option(help="Evict a controlled pod that got a wrong card, or cannot start a container again.")
     ] = True,
@@ -334,6 +342,7 @@ def command(
             page_mounts=PageMounts(page_file_system_kib << 10, page_file_system_inodes),
             policy=PagePolicy(context_mib << 20, oversubscribe, fail_open),
             lending=nvidia_resource,
+            mig_instances=mig_instances,
             front=front,
             claim_cards=_claim_cards(front, claim_cards, dra_cards),
             minimum_cores=minimum_cores,

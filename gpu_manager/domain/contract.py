@@ -144,6 +144,8 @@ DRA_REGISTRY_SOCKET: Final = f"plugins_registry/{DRA_DRIVER}-reg.sock"
 DRA_SOCKET: Final = f"plugins/{DRA_DRIVER}/dra.sock"
 # Of a node that gives cards by claims: dra, or split. Of a namespace whose pods are converted: dra.
 FRONT_LABEL: Final = f"{OUR_PREFIX}vcuda-front"
+# Of a node, by its operator: true or false, before the agent's own setting.
+MIG_LABEL: Final = f"{OUR_PREFIX}mig-instances"
 # Of the ResourceClaimTemplates of such pods: a label, and when a pod last needed it, in seconds since 1970.
 TURNED_LABEL: Final = f"{OUR_PREFIX}vcuda-turned"
 TEMPLATE_NEEDED: Final = f"{OUR_PREFIX}vcuda-needed"
@@ -161,6 +163,7 @@ EVENT_ACCOUNT_DIFFERS: Final = "VcudaAccountDiffers"
 EVENT_EVICTED: Final = "VcudaEvicted"
 EVENT_LIBRARY_MESSAGE: Final = "VcudaLibraryMessage"
 EVENT_OTHER_PLUGIN: Final = "VcudaOtherPlugin"
+EVENT_MIG_CHANGED: Final = "VcudaMigChanged"
 EVENT_NOT_INJECTED: Final = "VcudaNotInjected"
 EVENT_LEDGER_REBUILT: Final = "VcudaLedgerRebuilt"
 EVENT_UNREADABLE: Final = "VcudaUnreadable"

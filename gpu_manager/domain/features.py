@@ -101,6 +101,10 @@ PARTS_OF_CARDS: Final = Feature(
     "several-cards", _ALPHA, "A container has equal parts of several cards", "several-cards.md",
     next="tensor parallelism of a framework over halves of two cards, with NCCL, on a real node",
 )  # fmt: skip
+MIG: Final = Feature(
+    "mig-instances", _ALPHA, "MIG instances are given as cards, whole or in parts", "mig.md",
+    values=("agent.migInstances",), next="a day of pods in the instances of a real card",
+)  # fmt: skip
 RESIZE: Final = Feature(
     "resize", _BETA, "A running container gets another share", "resize.md",
     values=("admission.resizeWithinQuota",), next="a month of a cluster's resizes without a refused start",
@@ -158,6 +162,7 @@ FEATURES: Final = (
         CLAIMS,
         PRIORITIES,
         PARTS_OF_CARDS,
+        MIG,
         RESIZE,
         ADVICE,
         BILLS,

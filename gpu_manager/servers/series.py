@@ -17,6 +17,7 @@ from gpu_manager.domain.advice.size import Sized
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.dra.sides import Sides
 from gpu_manager.domain.kube.pod import PodUid
+from gpu_manager.domain.mig import profile_of
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, Amount
 from gpu_manager.ports.cards import CardUse
@@ -141,14 +142,23 @@ def cards(view: View) -> Iterator[Metric]:
     info = GaugeMetricFamily(
         "vcuda_card_info", "A card of this node; always 1", labels=(*CARD, "model", "numa", "mig")
     )
+    instances = GaugeMetricFamily(
+        "vcuda_mig_instance_info",
+        "A MIG instance that is given as a card, and its place; always 1",
+        labels=(*CARD, "parent", "profile", "gi", "ci"),
+    )
     rows: list[tuple[Sequence[str], _CardRow]] = []
     for state in view.node.cards:
         card, labels = state.card, (state.card.uuid, str(state.card.index))
         numa = "" if card.numa is None else str(card.numa)
         info.add_metric((*labels, card.model, numa, str(card.mig).lower()), 1)
+        if place := card.instance:
+            profile = profile_of(card.model)
+            instances.add_metric((*labels, place.parent, profile, str(place.gi), str(place.ci)), 1)
         use = view.sample.cards.get(card.uuid) or CardUse(card.uuid)
         rows.append((labels, _CardRow(state, card.capacity(view.node.unit), view.booked[card.uuid], use)))
     yield info
+    yield instances
     yield _fronts(view)
     yield from (family.of(CARD, rows) for family in _CARD_FAMILIES)
 

@@ -49,8 +49,10 @@ class World:
         *,
         lending: bool = False,
         proc: Path = Path("/proc"),
+        **settings: Any,
     ) -> None:
         self.directory, self.profile, self.lending, self.proc = directory, profile, lending, proc
+        self.settings = settings
         self.api = StandInApi()
         self.kubelet = StandInKubelet(directory / "kubelet")
 
@@ -82,6 +84,7 @@ class World:
                 injection="simulated",
                 lending=self.lending,
                 proc=self.proc,
+                **self.settings,
             )
         )
         self.agent.start()
@@ -113,7 +116,7 @@ class World:
         """The card whose limits are under the mounts of container ``c``."""
         mounts = {m.container_path: m.host_path for m in result.containers["c"].mounts}
         (card,) = read_limits(Path(mounts["/etc/vcuda/limits"]).read_bytes()).cards
-        return uuid_text(card.uuid)
+        return uuid_text(card.uuid, card.instance)
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,7 @@ class Gpu:
     milliwatts: int | None = None
     clocks: dict[int, int] = field(default_factory=dict)  # MHz, by kind
     millijoules: int | None = None
+    parts: list[Part | None] = field(default_factory=list)  # MIG instances by place, None where none is
     failing: int = 0  # every question about the card fails with this code
     fail: dict[str, int] = field(default_factory=dict)  # function → code
 
@@ -55,6 +56,20 @@ class Gpu:
     @property
     def bus(self) -> str:
         return f"00000000:{self.index + 0x10:02X}:00.0"
+
+
+@dataclass
+class Part(Gpu):
+    """A MIG instance, as its handle tells it."""
+
+    gi: int = 7
+    ci: int = 0
+    slices: tuple[int, int] = (1, 1)  # of the compute instance, of the GPU instance
+
+    def __post_init__(self) -> None:
+        self.uuid = self.uuid or f"MIG-{self.index:08x}-0000-5000-8000-000000000000"
+        self.reserved, self.gpu_percent, self.samples = 0, None, None
+        self.remapped, self.action, self.mig = None, None, None
 
 
 class FakeNvml:
@@ -137,6 +152,30 @@ class FakeNvml:
 
     def nvmlDeviceGetMigMode(self, gpu: Gpu) -> list[int]:
         return [self._known(self._ask(gpu, "mig").mig), 0]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: Gpu) -> int:
+        self._ask(gpu, "mig_count")
+        return 7 if gpu.mig is not None else self._known(None)
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: Gpu, place: int) -> Gpu:
+        self._ask(gpu, "mig_handle")
+        part = gpu.parts[place] if place < len(gpu.parts) else None
+        if part is None:
+            raise error(pynvml.NVML_ERROR_NOT_FOUND)
+        return part
+
+    def nvmlDeviceGetGpuInstanceId(self, part: Part) -> int:
+        self._ask(part, "gi")
+        return part.gi
+
+    def nvmlDeviceGetComputeInstanceId(self, part: Part) -> int:
+        self._ask(part, "ci")
+        return part.ci
+
+    def nvmlDeviceGetAttributes(self, part: Part) -> Any:
+        self._ask(part, "attributes")
+        compute, gpu = part.slices
+        return SimpleNamespace(computeInstanceSliceCount=compute, gpuInstanceSliceCount=gpu)
 
     def nvmlDeviceGetMemoryAffinity(self, gpu: Gpu, size: int, scope: int) -> list[int]:
         self._ask(gpu, "affinity")

@@ -51,8 +51,13 @@ _SIZING = "[sizing](../sizing.md)"
 # Constant, who writes it, value, meaning.
 _POD = (
     (c.CORE_LIMIT, "you", "percent, up to 100", "Elastic ceiling: what a fraction may use of an idle card."),
-    (c.GPU_MODEL, "you", "models, comma-separated", "Allow list: whole names or tokens of them (`V100`)."),
-    (c.GPU_UUID, "you", "card UUIDs, comma-separated", "Allow list of cards."),
+    (
+        c.GPU_MODEL,
+        "you",
+        "models, comma-separated",
+        "Allow list: whole names or tokens of them (`V100`); a MIG instance only by its profile (`1g.18gb`).",
+    ),
+    (c.GPU_UUID, "you", "card UUIDs, comma-separated", "Allow list of cards; of a MIG instance either name."),
     (
         c.PREEMPTION_DELAY,
         "you",
@@ -185,6 +190,12 @@ _LABELS = (
         "An annotation of a Lease: claims that the leader let pass, until its watch shows them.",
     ),
     (c.POOL_LABEL, "you", "text", "The pool that quotas name."),
+    (
+        c.MIG_LABEL,
+        "you",
+        "`true` or `false`",
+        "Whether [MIG instances](../mig.md) of the node are given as cards, before the agent's setting.",
+    ),
     (
         c.PLACEHOLDER,
         "admission",

@@ -80,7 +80,7 @@ SAYINGS: Final = (
                 "no-cards",
                 "no GPU device",
                 "The agent runs there and finds no card that it may give.",
-                "`nvidia-smi -L` on the node; cards in MIG mode are left alone.",
+                "`nvidia-smi -L` on the node; cards in MIG mode are left alone, or their instances given (`agent.migInstances`).",
             ),
             RefusalText(
                 "agent-away",

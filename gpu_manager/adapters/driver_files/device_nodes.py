@@ -22,6 +22,7 @@ from gpu_manager.adapters.driver_files.driver import OPERATOR_ROOT
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.injection import DeviceNode
+from gpu_manager.domain.mig import MigInstance
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +31,9 @@ _OPTIONAL: Final = ("nvidia-uvm-tools", "nvidia-modeset")
 _PERMISSIONS: Final = "rw"  # "m" would let the container make more nodes
 _MODE: Final = 0o666  # the driver's own default
 _CARD: Final = re.compile(r"nvidia([0-9]{1,3})", re.ASCII)
+_CAPABILITY: Final = re.compile(r"nvidia-caps/nvidia-cap([0-9]{1,6})", re.ASCII)
+_CAPS: Final = "nvidia-caps"  # the driver's word in /proc, in /proc/devices and in /dev
+_READABLE: Final = 0o444  # as the driver has nodes of capabilities made
 # The names under which /proc/devices has the driver's numbers: newer drivers first.
 _FRONTEND: Final = ("nvidia", "nvidia-frontend", "nvidiactl")
 _UVM: Final = ("nvidia-uvm",)
@@ -59,15 +63,43 @@ class DeviceNodes:
         self._absent: frozenset[str] = frozenset()
         self._refused: frozenset[str] = frozenset()
 
-    def of(self, minors: Sequence[int], *, now: bool = True) -> Iterator[DeviceNode]:
-        """Nodes of the cards of these numbers, and the nodes that every container needs beside them.
+    def capabilities(self, minor: int, place: MigInstance) -> tuple[str, str]:
+        """Return the names of the two nodes that give access to a MIG instance of the card of this number.
+
+        Raises:
+            NodeUnready: the driver lists none for the place.
+        """
+        listed = self._mig_minors()
+        names = f"gpu{minor}/gi{place.gi}/access", f"gpu{minor}/gi{place.gi}/ci{place.ci}/access"
+        for name in names:
+            if name not in listed:
+                raise NodeUnready(
+                    f"the driver lists no capability {name} in {self._proc}/driver/{_CAPS}/mig-minors, by "
+                    "which a container could be given the MIG instance"
+                )
+        return listed[names[0]], listed[names[1]]
+
+    def _mig_minors(self) -> dict[str, str]:
+        """Capability → the name of its node, as NVIDIA's toolkit reads it."""
+        try:
+            text = (self._proc / "driver" / _CAPS / "mig-minors").read_text("ascii", errors="replace")
+        except OSError:
+            return {}
+        rows = (line.split() for line in text.splitlines())
+        return {row[0]: f"{_CAPS}/nvidia-cap{row[1]}" for row in rows if len(row) == 2 and row[1].isdecimal()}
+
+    def of(
+        self, minors: Sequence[int], capabilities: Sequence[str] = (), *, now: bool = True
+    ) -> Iterator[DeviceNode]:
+        """Nodes of the cards of these numbers, of their capabilities by name, and the nodes that every
+        container needs beside them.
 
         Raises:
             NodeUnready: one is missing and cannot be created; the text has the cure. Without ``now`` a
                 node that existed before may be missing.
         """
         root = self._root()
-        for name in (*(f"nvidia{minor}" for minor in minors), *CONTROL):
+        for name in (*(f"nvidia{minor}" for minor in minors), *capabilities, *CONTROL):
             at = root
             if not now and name in self._seen and not self._host.exists(f"{root}/{name}"):
                 at = self._seen[name]
@@ -100,8 +132,9 @@ class DeviceNodes:
         if self._host.exists(f"{root}/{name}") or self._make(root, name):
             self._seen[name] = root
             return
+        how = "-f" if _CAPABILITY.fullmatch(name) else "-u -c=0"
         raise NodeUnready(
-            f"the node has no {root}/{name}: load the driver with nvidia-modprobe -u -c=0, "
+            f"the node has no {root}/{name}: load the driver with nvidia-modprobe {how}, "
             "and see dmesg if that fails"
         )
 
@@ -111,8 +144,11 @@ class DeviceNodes:
         directory = self._host.resolve(root)
         if number is None or directory is None:
             return False
+        path = self._host.seen(f"{directory}/{name}")
         try:
-            self._mknod(self._host.seen(f"{directory}/{name}"), *number)
+            if name.startswith(_CAPS):
+                path.parent.mkdir(mode=0o755, exist_ok=True)
+            self._mknod(path, *number)
         except OSError as error:
             if name not in self._refused:
                 log.info("device_node_not_made", node=f"{root}/{name}", reason=error.strerror)
@@ -123,9 +159,11 @@ class DeviceNodes:
         return True
 
     def _number(self, name: str) -> tuple[int, int] | None:
+        majors = self._majors()
+        if capability := _CAPABILITY.fullmatch(name):
+            return (majors[_CAPS], int(capability[1])) if _CAPS in majors else None
         card = _CARD.fullmatch(name)
         minor = {"nvidiactl": 255, "nvidia-uvm": 0}.get(name, int(card[1]) if card else None)
-        majors = self._majors()
         found = (majors[one] for one in (_UVM if name == "nvidia-uvm" else _FRONTEND) if one in majors)
         major = next(found, None)
         return None if major is None or minor is None else (major, minor)
@@ -151,9 +189,10 @@ class DeviceNodes:
 
 
 def _mknod(path: Path, major: int, minor: int) -> None:
+    mode = _READABLE if path.parent.name == _CAPS else _MODE
     with contextlib.suppress(FileExistsError):
-        os.mknod(path, _MODE | stat.S_IFCHR, os.makedev(major, minor))
-        path.chmod(_MODE)  # whatever the umask
+        os.mknod(path, mode | stat.S_IFCHR, os.makedev(major, minor))
+        path.chmod(mode)  # whatever the umask
 
 
 def extra_devices(path: Path) -> tuple[str, ...]:

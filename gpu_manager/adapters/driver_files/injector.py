@@ -232,7 +232,7 @@ class DriverFiles:
             wsl = "; Windows Subsystem for Linux gives none to any card" if self._nodes.wsl() else ""
             return f"the card has no device node of its own, by which a container could be given it{wsl}"
         try:
-            self._nodes.require(f"nvidia{card.minor}")
+            self._nodes.require(f"nvidia{card.minor}", *self._capabilities(card))
         except NodeUnready as error:
             return str(error)
         return ""
@@ -425,7 +425,15 @@ class DriverFiles:
     def _devices(self, shares: Sequence[Share], *, now: bool = True) -> Iterator[DeviceNode]:
         if self._simulated:
             return
-        yield from self._nodes.of([self._minor(share) for share in shares], now=now)
+        named = {share.card for share in shares}
+        there = [state.card for state in self._cards() if state.card.uuid in named]
+        capabilities = [name for card in there for name in self._capabilities(card)]
+        yield from self._nodes.of([self._minor(share) for share in shares], capabilities, now=now)
+
+    def _capabilities(self, card: Card) -> tuple[str, ...]:
+        if card.instance is None or card.minor is None:
+            return ()
+        return self._nodes.capabilities(card.minor, card.instance)
 
     def _minor(self, share: Share) -> int:
         for state in self._cards():

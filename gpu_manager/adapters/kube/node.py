@@ -101,6 +101,11 @@ class KubeNode(WatchedObjects):
         with self._lock:
             return self._there is not None and _has(self._there[0], self._wanted[0])
 
+    def label(self, key: str) -> str:
+        """The value of a label of the Node object as last seen; empty without it."""
+        with self._lock:
+            return text(self._there[1].get(key)) if self._there is not None else ""
+
     def cordoned(self) -> frozenset[CardUuid]:
         """Cards that the operator has closed, as last read; they stay closed while the API server is away."""
         with self._lock:

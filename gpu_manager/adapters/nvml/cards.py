@@ -13,7 +13,7 @@ import threading
 import time
 import uuid as uuids
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,11 +34,13 @@ from gpu_manager.adapters.nvml.errors import (
     to_domain,
 )
 from gpu_manager.adapters.nvml.faults import CardFaults, FaultPolicy, recovery_text
+from gpu_manager.adapters.nvml.instances import read_instances, text_of
 from gpu_manager.adapters.nvml.usage import Memory, UsageReader
 from gpu_manager.adapters.nvml.watch import EventWatch, WatchedCard
 from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
+from gpu_manager.domain.mig import divides_memory, profile_of
+from gpu_manager.domain.topology import MAX_CARDS, SELF, Link, LinkKind, Topology
 from gpu_manager.ports.cards import CardEvent, CardUse, HealthChange, ProcessUse
 
 log = structlog.get_logger(__name__)
@@ -131,6 +133,10 @@ def _is_hex(text: str) -> bool:
 
 T = TypeVar("T")
 
+DIVIDED: Final = (
+    "a compute instance that shares the memory of its GPU instance with others: give each GPU instance one "
+    "compute instance (nvidia-smi mig -cgi ... -C)"
+)
 _DRIVER: Final = "driver"  # what a call is about that is about no card
 # By NVML's number: its name, and who may use the card.
 _COMPUTE_MODES: Final = {
@@ -157,11 +163,15 @@ class NvmlCards:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         patience: float = PATIENCE_SECONDS,
+        instances: Callable[[], bool] = lambda: False,
     ) -> None:
         """``nvml`` is the binding or a fake of it; ``library`` finds the absolute path of libnvidia-ml.so.1
         where the loader does not, each time that NVML is opened; the first call opens it. A card
-        about which the driver does not answer for ``patience`` seconds is unhealthy until it does.
+        about which the driver does not answer for ``patience`` seconds is unhealthy until it does. While
+        ``instances`` is true, the MIG instances of cards are listed as cards too, after these.
         """
+        self._instances = instances
+        self._parts: dict[CardUuid, tuple[WatchedCard, ...]] = {}  # of each card in MIG mode, as last read
         self._nvml, self._library, self._sysfs = nvml, library, sysfs
         self._policy = policy or FaultPolicy()
         self._monotonic = monotonic
@@ -193,16 +203,20 @@ class NvmlCards:
             look if isinstance(look, WatchedCard) else self._silent(index, look, named)
             for index, look in enumerate(looks)
         )
+        parts = self._read_parts(slots) if self._instances() else ()
         with self._lock:
-            self._slots = slots
+            self._slots = (*slots, *parts)
             self._lost = any(s.handle is None for s in slots)
             self._known.update({s.card.index: s.card for s in slots if s.handle is not None})
-        return tuple(self._state(slot) for slot in slots)
+        return tuple(self._state(slot) for slot in (*slots, *parts))
 
     def topology(self) -> Topology:
         """Return the links between the cards, in the order of :meth:`list`."""
         slots = self._current()
-        cells = read_links(self._nvml, [s.handle for s in slots], [s.card.pci_bus_id for s in slots])
+        # Instances reach each other, and cards, by the host's memory alone.
+        handles = [None if s.card.instance else s.handle for s in slots]
+        places = ["" if s.card.instance else s.card.pci_bus_id for s in slots]
+        cells = read_links(self._nvml, handles, places)
         return Topology(tuple(map(tuple, cells)))
 
     def usage(self) -> tuple[Sequence[CardUse], Sequence[ProcessUse]]:
@@ -322,7 +336,7 @@ class NvmlCards:
         card: Card | None = None
         try:
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = CardUuid(_text(self._nvml.nvmlDeviceGetUUID(handle)))
+            uuid = CardUuid(text_of(self._nvml.nvmlDeviceGetUUID(handle)))
             known = self._known.get(index)
             card = known if known and known.uuid == uuid else Card(index, uuid, UNREAD_MODEL, memory=0)
             card = self._read(handle, card)
@@ -337,6 +351,34 @@ class NvmlCards:
         slot = WatchedCard(handle, card)
         self._examine(slot)
         return slot
+
+    def _read_parts(self, slots: Sequence[WatchedCard]) -> tuple[WatchedCard, ...]:
+        """Return the instances of all cards in MIG mode; those last known of a card that does not tell."""
+        found: dict[CardUuid, tuple[WatchedCard, ...]] = {}
+        for slot in (slot for slot in slots if slot.card.mig):
+            uuid, known = slot.card.uuid, self._parts.get(slot.card.uuid, ())
+            found[uuid] = tuple(replace(part, handle=None) for part in known)
+            if slot.handle is None:
+                continue
+            try:
+                read = partial(self._parts_of, slot, {part.card.uuid: part.card for part in known})
+                found[uuid] = self._patience.call(slot.card.index, read)
+            except DriverHangsError:
+                self._blame(uuid, TIMEOUT)
+            except self._nvml.NVMLError as error:
+                self._blame(uuid, error.value, always=True)
+        self._parts = found
+        listed = [part for parts in found.values() for part in parts]
+        if len(slots) + len(listed) > MAX_CARDS:  # as many as an inventory may have
+            log.warning("mig_instances_left_out", instances=len(slots) + len(listed) - MAX_CARDS)
+        return tuple(listed[: max(0, MAX_CARDS - len(slots))])
+
+    def _parts_of(self, slot: WatchedCard, known: Mapping[CardUuid, Card]) -> tuple[WatchedCard, ...]:
+        read = read_instances(self._nvml, slot.handle, slot.card, self._usage.memory)
+        return tuple(
+            replace(part, card=replace(part.card, reserved=_kept_back(part.card, known.get(part.card.uuid))))
+            for part in read
+        )
 
     def _silent(self, index: int, code: int, named: set[CardUuid]) -> WatchedCard:
         """Return the state of a card whose UUID cannot be read: the card last known at the index, if not
@@ -377,17 +419,18 @@ class NvmlCards:
         bus = maybe(nvml, nvml.nvmlDeviceGetPciInfo, handle)
         bus_id = bus_key(bus.busId) if bus is not None else card.pci_bus_id
         name = maybe(nvml, nvml.nvmlDeviceGetName, handle)
-        return replace(
+        read = replace(
             card,
-            model="-".join(_text(name).split()) if name else card.model,
+            model="-".join(text_of(name).split()) if name else card.model,
             memory=memory.total if memory is not None else 0,
-            reserved=_kept_back(memory, card),
             minor=maybe(nvml, nvml.nvmlDeviceGetMinorNumber, handle),
             pci_bus_id=bus_id,
             numa=self._numa(handle, bus_id),
             mig=mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
             whole_only=self._whole_only(handle, card, memory),
+            reserved=memory.reserved if memory is not None else 0,
         )
+        return replace(read, reserved=_kept_back(read, card))
 
     def _whole_only(self, handle: Any, card: Card, memory: Memory | None) -> str:
         """Return why no part of the card can be given; empty if one can."""
@@ -445,31 +488,35 @@ class NvmlCards:
             self._faults.bad(uuid, sentence(code))
 
     def _state(self, slot: WatchedCard) -> CardState:
-        reason = self._faults.reason(slot.card.uuid)
-        return CardState(slot.card, healthy=not reason, reason=reason)
+        card = slot.card
+        reason = self._faults.reason(card.uuid)
+        if card.instance is not None:
+            reason = self._faults.reason(CardUuid(card.instance.parent)) or reason
+            if not reason and divides_memory(profile_of(card.model)):
+                reason = DIVIDED
+        return CardState(card, healthy=not reason, reason=reason)
 
     def _changed(self, change: HealthChange) -> None:
         with self._lock:
-            watch = self._watch
+            watch, slots = self._watch, self._slots
+        parts = [s.card.uuid for s in slots if s.card.instance and s.card.instance.parent == change.uuid]
         if watch is not None:
-            watch.tell(change)
+            for uuid in (change.uuid, *parts):
+                watch.tell(replace(change, uuid=uuid))
 
 
-def _kept_back(memory: Memory | None, before: Card) -> int:
+def _kept_back(now: Card, before: Card | None) -> int:
     """Return the memory that the driver reserves: the largest amount seen of this card so far.
 
     With a smaller amount the number of device ids would vary, and memory would be granted that the driver
     takes back later.
     """
-    now = memory.reserved if memory is not None else 0
-    return max(now, before.reserved) if memory is not None and memory.total == before.memory else now
+    if before is None or now.memory != before.memory or not now.memory:
+        return now.reserved
+    return max(now.reserved, before.reserved)
 
 
 def _nameless(index: int) -> Card:
     """Return a card for an index whose UUID was never read: with a made-up UUID and without memory."""
     made_up = uuids.uuid5(uuids.NAMESPACE_OID, f"card {index} that never answered")
     return Card(index=index, uuid=CardUuid(f"GPU-{made_up}"), model=UNREAD_MODEL, memory=0)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

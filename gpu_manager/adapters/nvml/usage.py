@@ -48,9 +48,16 @@ class UsageReader:
         return Memory(int(info.total), 0, int(info.used)) if info is not None else None
 
     def read(self, handle: Any, card: Card) -> tuple[CardUse, Sequence[ProcessUse]]:
-        """Return the usage of a card and its processes. In MIG mode only memory and sensors are read."""
+        """Return the usage of a card and its processes. In MIG mode only memory and sensors are read, of an
+        instance memory and processes.
+        """
         memory = self.memory(handle)
         used = memory.used if memory is not None else None
+        if card.instance is not None:
+            running = self._running(handle)
+            listed = running is not None
+            use = CardUse(card.uuid, used, lists_processes=listed, samples_processes=False)
+            return use, _processes(card.uuid, running or (), None)
         sensors = self.sensors(handle, card.uuid)
         if card.mig:
             return CardUse(

@@ -124,8 +124,11 @@ class EventWatch:
             | nvml.nvmlEventTypeGpuUnavailableError
             | nvml.nvmlEventTypeGpuRecoveryAction
         )
+        divided = {slot.card.instance.parent for slot in slots if slot.card.instance is not None}
         for slot in slots:
-            if slot.handle is None or slot.card.mig:
+            # Events of instances come from their parent; those of a card that has none concern nobody.
+            unheard = slot.card.instance is not None or (slot.card.mig and slot.card.uuid not in divided)
+            if slot.handle is None or unheard:
                 continue
             try:
                 types = wanted & nvml.nvmlDeviceGetSupportedEventTypes(slot.handle)

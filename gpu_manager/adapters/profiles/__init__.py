@@ -9,7 +9,7 @@
       memory: 15360Mi              # a Kubernetes quantity
       reserved: 449Mi              # what the driver keeps; 0 unless given
       numa: 0                      # else the matrix's NUMA Affinity
-      mig: false
+      mig: false                   # true, or the instances of a card in MIG mode as [profile, memory, GI]
       watts: [10, 70]              # idle and at full load; without them the card has no sensors
     topology: |2                   # a matrix of `nvidia-smi topo -m`, one GPU a card, indented by 2
 """
@@ -19,11 +19,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.mig import names_instances
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.topology import MAX_CARDS, Affinity, Topology, parse_topology
 
@@ -31,6 +32,14 @@ _LARGEST = 1 << 20  # bytes of a profile: far above any real one
 _MOST_WATTS = 10_000
 DEFAULT_MODEL = "NVIDIA-A100-SXM4-80GB"
 DEFAULT_MEMORY = 80 << 30
+
+
+class InstanceKind(NamedTuple):
+    """One MIG instance of a card: its profile such as ``1g.18gb``, bytes, and the id of its GPU instance."""
+
+    profile: str
+    memory: int
+    gi: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,7 @@ class CardKind:
     numa: int | None = None
     mig: bool = False
     watts: tuple[float, float] | None = None
+    instances: tuple[InstanceKind, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,17 +153,30 @@ def _cards(value: object, source: str, places: tuple[Affinity, ...]) -> tuple[Ca
                 f"{source}: {key}.reserved: {fields.get('reserved')!r} is not below the memory"
             )
         mig = fields.get("mig", False)
+        instances = parse_layout(mig, source, f"{key}.mig") if isinstance(mig, list) else ()
+        mig = bool(instances) or mig
         if not isinstance(mig, bool):
-            raise RequestInvalid(f"{source}: {key}.mig: {mig!r} is neither true nor false")
+            raise RequestInvalid(f"{source}: {key}.mig: {mig!r} is neither true nor false, nor a layout")
         model = "-".join(_string(fields.get("model"), source, f"{key}.model").split())
         numa = fields.get("numa")
         for _ in range(count):
             place = places[len(cards)].node if len(cards) < len(places) else None
             node = place if numa is None else _whole(numa, source, f"{key}.numa", 0, 1023)
-            cards.append(
-                CardKind(model, memory, reserved, node, mig, _watts(fields.get("watts"), source, key))
-            )
+            watts = _watts(fields.get("watts"), source, key)
+            cards.append(CardKind(model, memory, reserved, node, mig, watts, instances))
     return tuple(cards)
+
+
+def parse_layout(value: list[Any], source: str, key: str) -> tuple[InstanceKind, ...]:
+    """Read the instances of a card, by place. Raises RequestInvalid."""
+    found = []
+    for entry in value:
+        match entry:
+            case [str() as profile, memory, int() as gi] if names_instances(profile):
+                found.append(InstanceKind(profile, _bytes(memory, source, key), gi))
+            case _:
+                raise RequestInvalid(f"{source}: {key}: {entry!r} is not of the form [1g.18gb, 18432Mi, 7]")
+    return tuple(found)
 
 
 def _watts(value: object, source: str, key: str) -> tuple[float, float] | None:

@@ -21,6 +21,7 @@ import structlog
 
 from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
 from gpu_manager.domain.errors import VcudaError
+from gpu_manager.domain.mig import MigInstance, still_held
 from gpu_manager.domain.other_plugins import OTHER_PLUGIN
 from gpu_manager.domain.topology import NumaPolicy, Topology
 from gpu_manager.ports.api_server import InventoryPublisher
@@ -78,6 +79,7 @@ Listener = Callable[[tuple[CardState, ...]], None]
 _TICK_SECONDS = 1.0  # cordons and ends of probations are noticed within this time
 _STOP_SECONDS = 5.0  # a driver that hangs must not delay the agent's end further
 VANISHED = "vanished: the driver no longer lists the card; reboot the node, or check its seat and power"
+VANISHED_INSTANCE: Final = "vanished: the MIG layout or mode of its card has changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +147,12 @@ class Health:
         clock: Clock,
         times: HealthTimes | None = None,
         numa_policy: NumaPolicy = NumaPolicy.NONE,
+        no_instances: Callable[[], str] = str,
     ) -> None:
-        """The caller closes ``cards`` after :meth:`stop`. ``numa_policy``: the one of the node's kubelet."""
+        """The caller closes ``cards`` after :meth:`stop`. ``numa_policy``: the one of the node's kubelet.
+        ``no_instances``: why no more of any MIG instance is given; empty if it is.
+        """
+        self._no_instances = no_instances
         self._cards, self._inventory, self._clock = cards, inventory, clock
         self._times = times or HealthTimes()
         self._turn = threading.Condition()
@@ -366,7 +372,7 @@ class Health:
             if uuid in present or entry.missing:
                 continue
             entry.missing = True
-            self._close(entry, VANISHED)
+            self._close(entry, VANISHED_INSTANCE if entry.card.instance else VANISHED)
             if entry.card.model == UNREAD_MODEL:  # its size was never read, so no pod can hold any of it
                 del self._entries[uuid]
 
@@ -398,12 +404,15 @@ class Health:
         self._cordoned = cordoned
 
     def _compose(self) -> tuple[CardState, ...]:
+        gone = [(e.card.uuid, e.card.instance) for e in self._entries.values() if e.missing]
+        vanished = [(uuid, instance) for uuid, instance in gone if instance is not None]
+        withheld = {uuid: self._withheld(e.card, vanished) for uuid, e in self._entries.items()}
         return tuple(
             CardState(
                 self._shrunk(e.card),
-                healthy=e.open and not self._withheld(e.card.uuid),
+                healthy=e.open and not withheld[e.card.uuid],
                 cordoned=e.card.uuid in self._cordoned,
-                reason=e.reason or self._withheld(e.card.uuid),
+                reason=e.reason or withheld[e.card.uuid],
                 missing=e.missing,
             )
             for e in sorted(self._entries.values(), key=lambda e: (e.card.index, e.card.uuid))
@@ -413,11 +422,13 @@ class Health:
         taken = self._outside.get(card.uuid, 0)
         return replace(card, outside=taken) if taken else card
 
-    def _withheld(self, uuid: CardUuid) -> str:
-        """Why a card that is well is not offered; empty if it is."""
-        if resource := self._elsewhere.get(uuid):
+    def _withheld(self, card: Card, vanished: Sequence[tuple[CardUuid, MigInstance]]) -> str:
+        """Why a card that is well is not offered; empty if it is. ``vanished``: instances that are gone."""
+        if resource := self._elsewhere.get(card.uuid):
             return f"{OTHER_PLUGIN} offers the card as {resource}"
-        return self._injectable.why or self._injectable.cards.get(uuid, "")
+        held = vanished and still_held(card.uuid, card.instance, vanished)
+        off = self._no_instances() if card.instance else ""
+        return held or off or self._injectable.why or self._injectable.cards.get(card.uuid, "")
 
     def _say(self, event: str, card: Card, **more: str) -> None:
         self._counts[event] += 1

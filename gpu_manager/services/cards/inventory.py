@@ -28,6 +28,7 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.mig import parse_place
 from gpu_manager.ports.api_server import InventoryPublisher
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.store import Store
@@ -236,9 +237,15 @@ class KnownCards:
 
 
 def encode_cards(cards: Iterable[Card]) -> bytes:
-    """One JSON row a card."""
-    rows = [[c.index, c.uuid, c.model, c.memory, c.reserved, c.numa, c.minor, c.pci_bus_id] for c in cards]
+    """One JSON row a card. An instance has its place behind the bus id, so that older agents can read it."""
+    rows = [
+        [c.index, c.uuid, c.model, c.memory, c.reserved, c.numa, c.minor, " ".join(_places(c))] for c in cards
+    ]
     return json.dumps(rows, separators=(",", ":")).encode()
+
+
+def _places(card: Card) -> tuple[str, ...]:
+    return (card.pci_bus_id,) if card.instance is None else (card.pci_bus_id, card.instance.name)
 
 
 def decode_cards(text: bytes) -> tuple[Card, ...]:
@@ -253,7 +260,8 @@ def decode_cards(text: bytes) -> tuple[Card, ...]:
                 int(reserved),
                 None if numa is None else int(numa),
                 None if minor is None else int(minor),
-                str(bus),
+                str(bus).partition(" ")[0],
+                instance=parse_place(str(bus).partition(" ")[2]),
             )
             for index, uuid, model, memory, reserved, numa, minor, bus in json.loads(text)
         )

@@ -110,7 +110,7 @@ class AccountCheck:
 
     def _lacks(self, sample: Sample, used: Mapping[Place, ShareUse]) -> dict[CardUuid, str]:
         lacks = {}
-        mig = {state.card.uuid for state in self._state.node.cards if state.card.mig}
+        mig = {state.card.uuid for state in self._state.node.cards if not state.card.undivided}
         for _, card in used:
             told = sample.cards.get(card)
             if card in mig:
