@@ -31,6 +31,7 @@ from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import place
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.domain.rules.request import PodRequest
 from sandbox.kubelet import AdmissionResult, Step
 
 SEED = int(os.environ.get("BENCH_SEED", "1"))  # stated in the note: the same shapes and faults again
@@ -45,6 +46,7 @@ class Life:
 
     obj: dict[str, Any]
     pod: Pod
+    request: PodRequest
     placement: Mapping[str, tuple[Share, ...]]
     annotated: bool
     result: AdmissionResult | None = None
@@ -120,15 +122,14 @@ class Driver:
         probe = self.world.create(**shape, name=name)
         pod = parse_pod(probe)
         try:
-            placement = place(
-                judged_request(pod, self.world.unit), self._shuffled(), self.world.topology, self.ledger
-            )
+            request = judged_request(pod, self.world.unit)
+            placement = place(request, self._shuffled(), self.world.topology, self.ledger)
         except DoesNotFit:
             self.world.api.delete("pods", pod.name, grace=0)
             return None
         self.ledger.commit(_allocations(pod, placement))
         probe = self.world.bind(probe, placement if self.extender else None)
-        life = Life(probe, parse_pod(probe), placement, self.extender)
+        life = Life(probe, parse_pod(probe), request, placement, self.extender)
         self.alive[pod.uid] = life
         return life
 
@@ -219,6 +220,9 @@ class Driver:
                 continue
             life.limits[container.name] = found
             self.counts["judged"] += 1
+            allowed = {s.card.uuid for s in self.world.cards if life.request.allows(s.card)}
+            if not allowed.issuperset(found):
+                self._wrong(life, container.name, f"in force on {list(found)}, which the pod does not allow")
             asked = life.placement[container.name]
             amounts = sorted((s.amount.cores, -1 if s.whole else s.amount.memory) for s in asked)
             if sorted(found.values()) != amounts:
@@ -344,10 +348,11 @@ def measure(
     seed: int,
     admissions: int = soak.ADMISSIONS,
     shape: Callable[[random.Random], dict[str, Any]] | None = None,
+    node: Callable[..., World] = World,
 ) -> Outcome:
     """One run; what was wrong is told on stderr, and the agent's log is kept then."""
     started = time.monotonic()
-    with World(seed=seed) as world:
+    with node(seed=seed) as world:
         driver = Driver(world, seed, 100, shape)
         driver.run(admissions)
         driver.finish()

@@ -1,5 +1,6 @@
 """Equal parts of several cards: the chosen sets against every set there is, what the choice takes, and
-shuffled admissions as in the group association, half of them with such parts.
+shuffled admissions as in the group association, half of them with such parts. MIG instances stand in
+:mod:`bench.mig`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import partial
 from itertools import combinations
 from typing import Any, Final
 
-from bench import association, soak
+from bench import association, mig, soak
 from bench.placement.topology import random_machine
 from bench.rows import Measure, Row, rows_of
 from gpu_manager.domain.card import Card, CardState, CardUuid
@@ -207,7 +208,13 @@ def admissions(*, full: bool) -> Iterator[Row]:
     yield Row("multi_card_leaked_ids", leaked, "count", "= 0", full=full)
 
 
-PARTS: Final[dict[str, Measure]] = {"choices": choices, "times": times, "admissions": admissions}
+PARTS: Final[dict[str, Measure]] = {
+    "choices": choices,
+    "times": times,
+    "admissions": admissions,
+    "mig_layouts": mig.layouts,
+    "mig_admissions": mig.admissions,
+}
 
 
 def rows(*, full: bool, only: str = "") -> list[Row]:
