@@ -175,8 +175,8 @@ e2e: cluster-built tools image ##measure the promises on real Kubernetes, on a c
 	$(BIN)/python -m tests.cluster down
 	$(BIN)/python -m pytest -v --timeout 400 --ignore $(CONTROLLERS) tests/cluster
 
-release-trial: cluster-built tools ##ship the newest of build/release tried as a user would, on a cluster made anew (root)
-	$(BIN)/python -m tests.cluster release $$(ls -td $(CURDIR)/build/release/*/ | head -1)
+release-trial: cluster-built tools ##ship the newest of build/release tried as a user would, on a cluster made anew (root); FROM=<commit> begins with that one: upgrade, back, uninstall
+	$(BIN)/python -m tests.cluster release $$(ls -td $(CURDIR)/build/release/*/ | head -1) $(FROM)
 
 FOREIGN := $(if $(filter aarch64,$(shell uname -m)),x86_64,aarch64)
 foreign-image: $(STAMP) ##ship the image for the other architecture, built and run under an emulator (root; qemu-user-static)

@@ -1,6 +1,6 @@
 """The cluster by hand.
 
-``python -m tests.cluster build|up|down|status|soak [MINUTES]|starts|claim-starts|claim-waves [EACH [WAVE]]|rollouts [COUNT [BACKLOG]]|agent-kills [COUNT]|other-cards [STARTS]|lost-checkpoint [TIMES]|joins [TIMES]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|controllers|release DIRECTORY|foreign ARCHIVE|record``
+``python -m tests.cluster build|up|down|status|soak [MINUTES]|starts|claim-starts|claim-waves [EACH [WAVE]]|rollouts [COUNT [BACKLOG]]|agent-kills [COUNT]|other-cards [STARTS]|lost-checkpoint [TIMES]|joins [TIMES]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|controllers|release DIRECTORY [COMMIT]|foreign ARCHIVE|record``
 """
 
 # ruff: noqa: T201 - a program that prints, not a library
@@ -167,8 +167,8 @@ def main() -> int:
         elif words == ["resizes"]:
             _with_product(cluster)
             record.keep("resizes", resizes.measure(cluster).as_json(), cluster.parts)
-        elif words[:1] == ["release"] and len(words) == 2:
-            return release_trial.main(Path(words[1]))
+        elif words[:1] == ["release"] and len(words) in (2, 3):
+            return release_trial.main(Path(words[1]), *words[2:])
         elif words[:1] == ["foreign"] and len(words) == 2:
             return foreign_image.main(Path(words[1]))
         elif words == ["record"]:

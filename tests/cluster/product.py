@@ -55,6 +55,11 @@ def install(
         *("upgrade", "--install", "gpu-manager", str(chart), "-n", NAMESPACE, timeout),
         *("-f", str(simulated), *pairs),
     )
+    wait_ready(cluster, admission=admission)
+
+
+def wait_ready(cluster: Cluster, *, admission: bool = True) -> None:
+    """Until every pod of what was installed last is ready."""
     cluster.wait(lambda: newest(cluster) and agent_ready(cluster), WAIT_SECONDS, "the agent is not ready")
     if admission:
         cluster.wait(lambda: admission_ready(cluster), WAIT_SECONDS, "admission is not ready")
