@@ -21,8 +21,7 @@ from admission.cluster.snapshot import BUDGETS, NODES, PODS
 from admission.config import POD_GROUP_APIS, AdmissionSettings, ExtenderEndpoint, InflightBounds, LeaderMode
 from admission.console.agents_usage import AgentsUsage
 from admission.console.history import ConsoleHistory, RangeQuery
-from admission.console.record_routes import record_routes
-from admission.console.routes import ManifestFile, Workload, console_routes
+from admission.console.routes import ManifestFile, Workload, console_routes, record_routes
 from admission.controller import QUOTA, SchedulingController
 from admission.explain.caller_gate import CallerGate
 from admission.explain.explain_api import ExplainSources, explain_routes
@@ -45,17 +44,16 @@ from admission.serving.https_server import HttpsServer
 from admission.serving.metrics import AdmissionMetrics
 from admission.serving.webhook_app import PASSED_ON, LeaderReviews, ReviewClient
 from admission.webhook.create_time_checks import create_time_checks
-from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.http import HttpClient, HttpLimits, NoAnswer
 from gpu_manager.adapters.kube.agents import KubeAgents
-from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.adapters.kube.claims import KubeClaimTemplates
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods, KubePlaceholders, KubePodEvents
 from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
-from gpu_manager.adapters.kube.leases import KubeLease, KubeTextRecord, PodMark
+from gpu_manager.adapters.kube.leases import KubeCertificates, KubeLease, KubeTextRecord, PodMark
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.resize import limits_of
 from gpu_manager.adapters.kube.reviews import KubeReviews
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.adapters.prometheus import PrometheusRanges
 from gpu_manager.adapters.record_ring import RecordRing

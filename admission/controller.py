@@ -40,8 +40,7 @@ from admission.gangs.keeper import GangKeeper
 from admission.gangs.members import GangMembers
 from admission.placeholders.keeper import PERIOD_SECONDS, REASON, Placeholders
 from admission.ports import ClusterAccess, Involved, Obj, WatchRequest
-from admission.quota.admitted_claims import AdmittedClaims
-from admission.quota.claim_creations import ClaimCreations
+from admission.quota.claims_quota import AdmittedClaims, ClaimCreations
 from admission.quota_controller import QuotaController
 from admission.replay.recorder import DecisionRecorder
 from admission.serving.https_server import HttpsServer

@@ -11,7 +11,7 @@ from admission.explain.pending_events import EventSender
 from admission.extender.leader_election import LeaseSource
 from admission.extender.resizing import NamespaceQuestion, ResizeApi
 from admission.placeholders.keeper import PlaceholderApi
-from admission.quota.admitted_claims import SharedText
+from admission.quota.claims_quota import SharedText
 from admission.replay.recorder import RecordSink
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.score.fragmentation import RollOutRoutine

@@ -30,12 +30,11 @@ from admission.quota.quota_book import QuotaBook
 from bench import admission_program, admission_rate, books, defrag, roll_outs, simulated_pods
 from bench.api_process import CARDS, MODELS, node
 from bench.rows import Row, percentile
-from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.adapters.score_routine import roll_out_routine
-from gpu_manager.domain.cluster.pod_charges import allocations_of
+from gpu_manager.domain.cluster.pod_charges import allocation_annotations, allocations_of
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.kube.pod import Pod, parse_pod
-from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import find
 from gpu_manager.domain.resources import DEFAULT_UNIT

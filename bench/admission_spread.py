@@ -23,9 +23,8 @@ from bench.placement import data
 from bench.placement.trace import Node, Pod, Trace, read
 from bench.placement.wire import node_object, pod_object
 from bench.rows import Row, percentile
-from gpu_manager.domain.cluster.pod_charges import allocations_of
+from gpu_manager.domain.cluster.pod_charges import allocation_annotations, allocations_of
 from gpu_manager.domain.kube.pod import parse_pod
-from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
 from gpu_manager.domain.placement.place import find
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.pod_request import judged_request

@@ -22,8 +22,7 @@ from admission.cluster.snapshot import NODES, PODS, ClusterState
 from admission.extender.binding import BIND_SECONDS, TRAVEL_SECONDS
 from admission.extender.claim_leadership import ClaimLeadership
 from admission.extender.leader_election import HeldLease, Leader, PodLister
-from admission.quota.admitted_claims import REQUEST_SECONDS, AdmittedClaims
-from admission.quota.claim_creations import ClaimCreations
+from admission.quota.claims_quota import REQUEST_SECONDS, AdmittedClaims, ClaimCreations
 from admission.quota.quota_book import QuotaBook
 from bench.rows import Row
 from gpu_manager.domain.card import Card

@@ -12,7 +12,7 @@ from admission.cluster.claims import CLAIMS, CLASSES, slim_claim, slim_class
 from admission.cluster.snapshot import NODES, PODS, ClusterState
 from admission.explain.claims import ClaimingPods
 from bench.rows import Row
-from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.resources import GIB

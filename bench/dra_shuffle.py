@@ -39,7 +39,7 @@ from gpu_manager.services.allocation.books_format import decode
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.claims.prepare import ClaimPreparer
-from gpu_manager.services.claims.slices import ORDER_SECONDS, SlicePublisher
+from gpu_manager.services.claims.upkeep import ORDER_SECONDS, SlicePublisher
 from sandbox import cdi
 from sandbox.api import StandInApi
 from sandbox.claims import ClaimScheduler

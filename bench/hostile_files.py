@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.rows import Row
-from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.kube.kube import KubeletPods
+from gpu_manager.adapters.machine import SystemClock
 from tests.fakes.certificates import self_signed
 from tests.fakes.hostile_attacks import ATTACKS, UNANSWERED
 from tests.fakes.hostile_tenant import HostileTenant

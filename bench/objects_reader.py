@@ -17,9 +17,9 @@ import structlog
 
 import gpu_manager.agent.composition  # noqa: F401 - what an agent has loaded
 from bench.admission_program import mebibytes
-from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.adapters.kube.kube import Kube
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.ports.api_server import KnownPod
 from sandbox.api import ADMIN_TOKEN
 

@@ -18,7 +18,7 @@ from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Correction
 from tests.native.core_world import CARD, World, until, world
 from tests.native.tools import build_tests
-from vcuda.page.gate import read_gate
+from vcuda.page.layout import read_gate
 
 MOST_SECONDS: Final = 5.0
 _JITTER: Final = """
@@ -62,7 +62,7 @@ def _opened_ms() -> float:
 _AGENT: Final = """
 import sys
 from pathlib import Path
-from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
+from gpu_manager.adapters.control_pages.pages import NativeGateWatcher
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.ports.control_pages import GateWatch, WatchedTenant
 program, pages, gate, card, service, cores, job = sys.argv[1:]

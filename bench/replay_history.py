@@ -16,8 +16,7 @@ from typing import Any
 
 import structlog
 
-from admission.replay.judges import Judges
-from admission.replay.player import Player
+from admission.replay.judges import Judges, Player
 from admission.replay.recorder import DecisionRecorder
 from gpu_manager.adapters.record_ring import RecordRing
 from gpu_manager.domain.contract import CORE, MEMORY

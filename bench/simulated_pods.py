@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from admission.config import ClusterTerms
-from admission.explain.simulation import simulate
+from admission.explain.drafts import simulate
 from admission.extender.fragmentation_score import LeastFragmentation
 from bench.rows import Row
 from tests.fakes.extender import Obj, World, node, pod

@@ -22,8 +22,8 @@ from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
-from gpu_manager.services.enforcement.container_grants import PageSlots
 from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.enforcement.usage_sample import PageSlots
 from tests.fakes.direct import DirectRig
 from tests.fakes.node import container, pod
 from tests.fakes.nvml import FakeNvml, Gpu

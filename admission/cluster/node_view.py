@@ -18,8 +18,7 @@ from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.cluster.node_json import NodeReport, read_node, what_counts, whole_number
 from gpu_manager.domain.cluster.pod_charges import allocations_of, card_by_index
 from gpu_manager.domain.contract import CORE, DRA_DRIVER, MEMORY
-from gpu_manager.domain.kube.constraints import OPEN, NodeConstraints, node_constraints
-from gpu_manager.domain.kube.host_resources import ANY, HostResources
+from gpu_manager.domain.kube.constraints import ANY, OPEN, HostResources, NodeConstraints, node_constraints
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import find

@@ -16,9 +16,8 @@ from gpu_manager.domain.cluster.pod_charges import PlacedPod, assigned_cards, id
 from gpu_manager.domain.cluster.pod_holder import gates_of
 from gpu_manager.domain.contract import RESIZE, RESIZED, TEMPLATE_SIZE
 from gpu_manager.domain.errors import RequestInvalid, printable
-from gpu_manager.domain.kube import host_resources
-from gpu_manager.domain.kube.constraints import ANYWHERE, PodConstraints, pod_constraints
-from gpu_manager.domain.kube.host_resources import HostResources
+from gpu_manager.domain.kube import constraints
+from gpu_manager.domain.kube.constraints import ANYWHERE, HostResources, PodConstraints, pod_constraints
 from gpu_manager.domain.kube.pod import POD_SCHEDULED, UNSCHEDULABLE, Pod, parse_pod
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.rules.pod_request import booked_request, judged_request
@@ -130,12 +129,12 @@ def asked(pod: Mapping[str, Any]) -> int:
     sidecars and overhead. The choice among nodes considers it, for cards beside no free CPU are of no use;
     whether the pod fits is kube-scheduler's part.
     """
-    return host_resources.asked(pod, "cpu", host_resources.THOUSANDTHS)
+    return constraints.asked(pod, "cpu", constraints.THOUSANDTHS)
 
 
 def allocatable(node: Mapping[str, Any]) -> int | None:
     """A core/v1 Node's allocatable CPU in thousandths; None if it does not report it."""
-    return host_resources.allocatable(node, "cpu", host_resources.THOUSANDTHS)
+    return constraints.allocatable(node, "cpu", constraints.THOUSANDTHS)
 
 
 def _is_unplaced(condition: Mapping[str, Any]) -> bool:

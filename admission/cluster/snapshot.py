@@ -16,10 +16,9 @@ from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from admission.cluster.claims import CLAIMS, CLASSES, OF_CLAIMS, ClusterClaims
-from admission.cluster.deleted_pods import DeletedPods
 from admission.cluster.node_view import KeptFor, KeptNode, NodeFacts, NodeView
 from admission.cluster.nodes import Built, Nodes, OnNode, name_of
-from admission.cluster.other_pods import OtherPods
+from admission.cluster.other_pods import DeletedPods, OtherPods
 from admission.cluster.pod_books import PodBooks
 from admission.cluster.pod_view import PodView, read_pod_view
 from admission.config import KEEP_SECONDS

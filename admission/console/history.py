@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from admission.cluster.snapshot import Snapshot
 from admission.console.agents_usage import AgentsUsage
+from gpu_manager.domain.cluster.node_past import SHOWN, HeldShare, PodWaste, waste_json, waste_of_shares
 from gpu_manager.domain.cluster.usage_history import (
     HOUR,
     MINUTES,
@@ -26,7 +27,6 @@ from gpu_manager.domain.cluster.usage_history import (
     Series,
     history_json,
 )
-from gpu_manager.domain.cluster.waste import SHOWN, HeldShare, PodWaste, waste_json, waste_of_shares
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.ports.clock import Clock
 

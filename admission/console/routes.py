@@ -1,14 +1,16 @@
-"""The console on :9443: its files, which hold no data and are open; its data, for callers who may get pods.
+"""The console and the recorded decisions on :9443: the console's files, which hold no data and are open;
+data, for callers who may get pods.
 
 Manifests that are not applied yet get the explanation that their pods would get.
 """
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -18,11 +20,9 @@ from admission.console.agents_usage import AgentsUsage, card_health, pod_advice
 from admission.console.cluster_page import ClusterPage, PageSources
 from admission.console.history import ConsoleHistory, held_shares
 from admission.explain.caller_gate import Answer, CallerGate, documented, said
-from admission.explain.drafts import drafted
-from admission.explain.explain_api import ExplainSources
+from admission.explain.drafts import drafted, explain_copies
+from admission.explain.explain_api import ExplainSources, as_json
 from admission.explain.explanation import FITS
-from admission.explain.simulation import explain_copies
-from admission.explain.views import as_json
 from gpu_manager import ui
 from gpu_manager.domain.cluster.pod_events import PodEvent, pod_events_json
 from gpu_manager.domain.cluster.usage_history import MINUTES, HistoryQuery
@@ -31,6 +31,43 @@ from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.ports.clock import Clock
 from gpu_manager.runtime.access import GET_PODS, LIST_EVENTS
 from gpu_manager.runtime.scrape import accepts_gzip
+
+# The recorded decisions on :9443, for `kubectl vcuda report`: for callers who may get pods everywhere.
+
+
+class DecisionRecords(Protocol):
+    """The files of recorded decisions. Both methods raise NodeUnready."""
+
+    def names(self) -> Sequence[str]:
+        """The names of the files, the oldest first."""
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content; None if there is no such file."""
+
+
+def record_routes(records: DecisionRecords | None, gate: CallerGate) -> APIRouter:
+    """The routes. ``records``: None where none are kept."""
+    router = APIRouter()
+
+    @router.get("/records", **documented("The files of recorded decisions, the oldest first."))
+    def names(request: Request) -> Response:
+        def work() -> Response:
+            return JSONResponse({"files": list(records.names()) if records else []})
+
+        return gate.answered(request, "", work, heavy=False)
+
+    @router.get("/records/{name}", **documented("A file of recorded decisions, compressed by gzip."))
+    def content(request: Request, name: str) -> Response:
+        def work() -> Response:
+            found = records.read(name) if records else None
+            if found is None:
+                raise Answer(HTTPStatus.NOT_FOUND, "there is no such file: see /records")
+            return Response(gzip.compress(found, 5, mtime=0), media_type="application/gzip")
+
+        return gate.answered(request, "", work)
+
+    return router
+
 
 _HEADERS: Final = {
     "content-security-policy": ui.CONTENT_POLICY,

@@ -20,21 +20,74 @@ from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.config import ClusterTerms
 from admission.explain.caller_gate import Answer, CallerGate, documented, said
 from admission.explain.claims import ClaimingPods, claiming_pod, explain_both, explain_claims
-from admission.explain.drafts import DraftedPod, claims_to_come, read_draft
-from admission.explain.explanation import FITS, Explanation, explain
+from admission.explain.drafts import DraftedPod, claims_to_come, read_draft, refused_at_create, simulate
+from admission.explain.explanation import FITS, SHOWN_NODES, Explanation, explain
 from admission.explain.remedies import QUOTA_GROWS
-from admission.explain.simulation import refused_at_create, simulate
-from admission.explain.views import as_json, as_text, closed_nodes, quota_text
 from admission.extender.feasibility import FeasibilityJudge, Unfit
 from admission.extender.fragmentation_score import LeastFragmentation
-from admission.gangs.state import GangState
-from admission.quota.claim_creations import limits_of_claims, quota_reasons
+from admission.gangs.members import GangState
+from admission.quota.claims_quota import limits_of_claims, quota_reasons
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.claims import KnownClaim
-from gpu_manager.domain.cluster.quota import EXCEEDED
+from gpu_manager.domain.cluster.quota import EXCEEDED, Quota, quota_table
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
-from gpu_manager.domain.placement.explain import LINE_LIMIT
+from gpu_manager.domain.placement.explain import LINE_LIMIT, explanation_lines
+
+# Explanations and quotas for people and programs: as text, as JSON. Data only, no HTTP.
+
+
+def as_text(explanation: Explanation) -> str:
+    """A table for people."""
+    return "\n".join(explanation_lines(as_json(explanation), SHOWN_NODES, ", counted above"))
+
+
+def as_json(explanation: Explanation) -> dict[str, Any]:
+    """The same for programs. Amounts: hundredths of a card, bytes."""
+    return {
+        "pod": explanation.pod,
+        "asks": explanation.asks,
+        "line": explanation.line,
+        "change": explanation.change,
+        "counts": dict(explanation.counts),
+        "total": explanation.total,
+        "held": explanation.held,
+        "quota": list(explanation.quota),
+        "nodes": [
+            {
+                "node": node.node,
+                "outcome": node.outcome,
+                "line": node.line,
+                "victims": list(node.victims),
+                "barred": node.barred,
+                "cards": [
+                    {
+                        "index": c.index,
+                        "uuid": c.uuid,
+                        "free": {"cores": c.free.cores, "memory": c.free.memory},
+                        "reason": c.reason,
+                    }
+                    for c in node.cards
+                ],
+            }
+            for node in explanation.nodes
+        ],
+    }
+
+
+def quota_text(quota: Quota, snapshot: Snapshot) -> str:
+    """What ``/quota`` shows to people: a row for each namespace and key."""
+    rows = quota_table(quota.rows(snapshot.used, snapshot.protected))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def closed_nodes(snapshot: Snapshot, namespace: str = "") -> list[Mapping[str, Any]]:
+    """The nodes that are closed to smaller pods, and for whom; pods of another namespace are not named."""
+    views = snapshot.nodes.values()
+    return [{"node": view.name, **view.kept.as_json(namespace)} for view in views if view.kept is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from admission.cluster.snapshot import Snapshot
 from admission.explain.remedies import JudgedNode, Remedy, WaitingPod, cheapest_remedy, plain_change
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.refusal_lines import describe, kept_for, refusal, until_open, why
-from admission.gangs.state import GangState
+from admission.gangs.members import GangState
 from admission.quota.quota_book import least_charge
 from gpu_manager.domain.cluster.kubelet_ids import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.pod_holder import HeldBy, Hold, HoldFacts, find_holder, is_older

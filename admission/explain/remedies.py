@@ -23,7 +23,7 @@ from gpu_manager.domain.cluster.quota import ANY_SIZE, EXCEEDED, ContainerMax, N
 from gpu_manager.domain.cluster.quota import refusal as refused_by_quota
 from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID, PRIORITY
 from gpu_manager.domain.errors import printable, quoted
-from gpu_manager.domain.kube.host_resources import THOUSANDTHS
+from gpu_manager.domain.kube.constraints import THOUSANDTHS
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_placement
 from gpu_manager.domain.placement.numa import most_together

@@ -30,9 +30,9 @@ from admission.extender.filter_results import FilterResults
 from admission.extender.refusal_lines import why
 from admission.extender.wire import BindingArgs
 from admission.quota.quota_book import QuotaBook
+from gpu_manager.domain.cluster.pod_charges import allocation_annotations
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError, printable, quoted
 from gpu_manager.domain.kube.pod import Pod, PodUid
-from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
 from gpu_manager.domain.placement.explain import explain_placement
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.ports.clock import Clock

@@ -1,7 +1,7 @@
 """Which replica admits ResourceClaims: the leader, once it knows all that other replicas have admitted.
 
 What a previous leader admitted is in a record that the new leader takes over
-(:class:`~admission.quota.admitted_claims.AdmittedClaims`) until its watch has shown the claims. So once this
+(:class:`~admission.quota.claims_quota.AdmittedClaims`) until its watch has shown the claims. So once this
 replica has the record and its watch has caught up with it, no admitted claim is unknown. If the record does
 not name a resource version, or the watch does not reach it, all claims are listed.
 """
@@ -15,7 +15,7 @@ import structlog
 from admission.cluster.claims import CLAIMS
 from admission.cluster.snapshot import ClusterState
 from admission.extender.leader_election import Leader
-from admission.quota.admitted_claims import AdmittedClaims
+from admission.quota.claims_quota import AdmittedClaims
 from gpu_manager.domain.errors import NodeUnready
 
 log = structlog.get_logger(__name__)

@@ -1,15 +1,125 @@
-"""Which pods are of which gang, and how many it wants at least, as the watches show them."""
+"""Which pods are of which gang: its mark, its size, its members as the watches show them, its state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from admission.gangs.marks import GangKey, GangMark, mark_of, minimum_of
+from admission.config import POD_GROUP_APIS
+from gpu_manager.domain.errors import printable
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.untrusted import at, mapping, mappings, text, timestamp
+
+# How a pod is marked as a member of a gang, and where the gang's size is stated.
+# Each system has its own mark; the first in :func:`mark_of` counts. Three systems write the size into a
+# PodGroup of their own API group, Kueue into each pod.
+
+
+KUBERNETES, COSCHEDULING, VOLCANO = POD_GROUP_APIS
+KUEUE: Final = "kueue.x-k8s.io"
+_KUEUE_TOTAL: Final = f"{KUEUE}/pod-group-total-count"
+_LARGEST: Final = 1 << 31  # of a size as Kubernetes writes one, an int32
+
+
+@dataclass(frozen=True, slots=True)
+class GangKey:
+    """Identity of a gang: the API group of the system that marks it, its namespace and its name there."""
+
+    api: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GangMark:
+    """A pod's gang, and the size that the pod itself states; None if a PodGroup has it."""
+
+    gang: GangKey
+    total: int | None = None
+
+
+def mark_of(pod: Mapping[str, Any]) -> GangMark | None:
+    """Read a core/v1 Pod in its JSON form; None for a pod that is in no gang."""
+    meta = mapping(pod.get("metadata"))
+    namespace = text(meta.get("namespace")) or "default"
+    labels, annotations = mapping(meta.get("labels")), mapping(meta.get("annotations"))
+    named = {
+        KUBERNETES: mapping(mapping(pod.get("spec")).get("schedulingGroup")).get("podGroupName"),
+        COSCHEDULING: labels.get(f"{COSCHEDULING}/pod-group"),
+        VOLCANO: annotations.get("scheduling.k8s.io/group-name"),
+        KUEUE: labels.get(f"{KUEUE}/pod-group-name"),
+    }
+    for api, name in named.items():
+        if found := text(name):
+            total = _whole(annotations.get(_KUEUE_TOTAL)) if api == KUEUE else None
+            return GangMark(GangKey(api, namespace, found), total)
+    return None
+
+
+def minimum_of(api: str, group: Mapping[str, Any]) -> int | None:
+    """The least number of members in a PodGroup of that API group; None if it defines no gang."""
+    spec = mapping(group.get("spec"))
+    if api == KUBERNETES:
+        return _whole(mapping(mapping(spec.get("schedulingPolicy")).get("gang")).get("minCount"))
+    return _whole(spec.get("minMember"))
+
+
+def _whole(value: object) -> int | None:
+    """A size that is a number, or a text of one as annotations have it."""
+    number = int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
+    return number if type(number) is int and 0 < number < _LARGEST else None
+
+
+# The published state of a gang.
+
+
+MOST_MEMBERS: Final = 256  # that are missing; a larger gang is judged pod by pod
+SHOWN: Final = 3  # names in one text
+
+
+@dataclass(frozen=True, slots=True)
+class GangState:
+    """A gang at one moment. ``minimum``: the least number of members, None if unknown; ``members``: existing
+    ones, ``bound`` those on a node, ``placed`` those with a kept place, ``missing`` those without a node.
+    ``lacks``: why it had no places at the last question; else empty.
+    """
+
+    gang: GangKey
+    minimum: int | None
+    members: int
+    bound: tuple[str, ...]
+    placed: int
+    missing: int
+    lacks: str = ""
+
+    @property
+    def line(self) -> str:
+        """One sentence about it."""
+        name = f"{named(self.gang)} ({self.gang.api})"
+        if self.minimum is None:
+            return f"{name}: its size is not known here, so each of its pods is judged alone"
+        if self.missing > MOST_MEMBERS:
+            much = f"{self.missing} members are missing, more than {MOST_MEMBERS}"
+            return f"{name}: {much}, so each of its pods is judged alone"
+        on_nodes = f"{len(self.bound)} bound"
+        if self.bound and self.missing:
+            on_nodes += f" ({shown(self.bound)})"
+        waits = f"{on_nodes}, {self.placed} with a place"
+        return f"{name}: {self.members} members of at least {self.minimum}, {waits}"
+
+
+def named(gang: GangKey) -> str:
+    """The gang, for a text."""
+    return f"gang {printable(gang.name)}"
+
+
+def shown(names: Sequence[str]) -> str:
+    """The first of these pods, and how many more there are."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(map(printable, names[:SHOWN]))}{more}"
+
 
 Obj = Mapping[str, Any]
 

@@ -11,10 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
-from admission.replay.judges import Judges, recorded_answer
-from admission.replay.lines import Line
-from admission.replay.player import Judged, Player
-from admission.replay.states import RecordedStates
+from admission.replay.judges import Judged, Judges, Player, recorded_answer
+from admission.replay.states import Line, RecordedStates
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 from gpu_manager.runtime.arguments import Argument, Option

@@ -1,9 +1,12 @@
-"""Each kind of decision, judged again over a recorded state: by the functions that the extender calls."""
+"""Recorded decisions, judged again by this release over recorded states, by the functions of the extender."""
 
 from __future__ import annotations
 
+import heapq
+import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,12 +18,11 @@ from admission.extender.node_names import NodeNames
 from admission.extender.price_column import PriceColumn, near_least
 from admission.extender.ranking import MOST_PRICED, BestFit, Cost, PriceTerms, RankedNode, scores
 from admission.extender.refusal_lines import FULL_LINES, reasons, why
-from admission.replay.lines import Line, unpacked
-from admission.replay.states import RecordedStates
+from admission.replay.states import FORMAT, Line, RecordedStates, unpacked
 from gpu_manager.domain.cluster.quota import NamespaceQuota
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.names import alike
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pseudonyms import alike
 from gpu_manager.domain.records import decode, encode
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
@@ -45,7 +47,7 @@ class Judges:
         self._plain = BestFit()
 
     def judge(self, states: RecordedStates, line: Line) -> tuple[Line, Line]:
-        """See :data:`admission.replay.player.Judge`."""
+        """See :data:`admission.replay.judges.Judge`."""
         if states is not self._states:
             self._states, self._judge, self._plain = states, FeasibilityJudge(), BestFit()
         kinds = {"filter": self._filter, "rank": self._rank, "bind": self._bind}
@@ -193,3 +195,92 @@ def _by_score(names: NodeNames, given: Any) -> Line:
         "best": "" if best is None else names[best],
         "scores": dict(zip(names, given.tolist(), strict=True)),
     }
+
+
+# Judges recorded decisions again, by this release: states are built from what was recorded, and the same
+# functions answer as in the extender.
+# Nothing is carried from one decision to the next but the states and the prices that were recorded: a
+# decision that differs makes no other differ.
+
+
+_AHEAD: Final = 4096  # lines: so far a decision may lie behind the states that came while it was made
+_DECISIONS: Final = ("filter", "rank", "bind")
+Judge = Callable[[RecordedStates, Line], tuple[Line, Line]]
+"""Returns the recorded answer and that of this release, in one form. Raises RequestInvalid: it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One decision: its line, the pod's namespace and name, and both answers."""
+
+    line: Line
+    pod: str
+    recorded: Line
+    now: Line
+
+    @property
+    def same(self) -> bool:
+        """True if this release answers as recorded."""
+        return self.recorded == self.now
+
+
+class Player:
+    """Plays the lines of one ring. ``passed``: decisions that could not be judged again, by the reason."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self.passed: Counter[str] = Counter()
+        self._states = RecordedStates({})
+        self._waiting: list[tuple[int, bool, int, Line]] = []
+
+    def play(self, lines: Iterable[bytes]) -> Iterator[Judged]:
+        """Yield each decision. Raises RequestInvalid: a line is no record, or one of another format.
+
+        A line that a kill has cut off ends its segment.
+        """
+        offered: Line = {}
+        for number, line in enumerate(entry for raw in lines for entry in _read(raw)):
+            kind = line.get("k")
+            if kind == "ring":
+                yield from self._play(0)
+                if line.get("format") != FORMAT:
+                    raise RequestInvalid(
+                        f"the record is of format {line.get('format')}, this release reads format {FORMAT}:"
+                        " replay it with the release that wrote it"
+                    )
+                self._states = RecordedStates(line)
+            elif kind in _DECISIONS or kind == "node":
+                if kind == "filter":
+                    offered = line
+                elif kind == "rank" and "names" not in line:
+                    line["offered"] = offered
+                # A state comes before the decisions of its generation, whenever they were written.
+                heapq.heappush(self._waiting, (int(line["turn"]), kind != "node", number, line))
+                yield from self._play(_AHEAD)
+            else:
+                self._states.take(line)
+        yield from self._play(0)
+
+    def _play(self, most: int) -> Iterator[Judged]:
+        while len(self._waiting) > most:
+            turn, decides, _, line = heapq.heappop(self._waiting)
+            states = self._states
+            if not decides:
+                states.take(line)
+            elif turn != states.turn:
+                self.passed["the state that it was judged by is not in the record"] += 1
+            else:
+                try:
+                    yield Judged(line, states.pod(line).pod.key, *self._judge(states, line))
+                except RequestInvalid as error:
+                    self.passed[str(error)] += 1
+
+
+def _read(line: bytes) -> list[Line]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return []
+    if not isinstance(found, list) or not all(isinstance(one, dict) and "k" in one for one in found):
+        raise RequestInvalid("this is no record of decisions: a line of it says not what it is")
+    return found

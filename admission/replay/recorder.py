@@ -22,7 +22,7 @@ from admission.extender.decisions import BindDecision, Decision, FilterDecision,
 from admission.extender.feasibility import FeasibilityCheck
 from admission.extender.many_nodes import FITS, chosen
 from admission.extender.node_names import NodeNames
-from admission.replay.lines import (
+from admission.replay.states import (
     FORMAT,
     Line,
     containers_of,

@@ -23,9 +23,8 @@ from starlette.types import Receive, Scope, Send
 from admission.config import ExtenderEndpoint, InflightBounds
 from admission.extender.cluster_metrics import ClusterMetrics
 from admission.extender.verbs import Extender, Reply, Route
-from admission.serving.http_protocol import Peers
+from admission.serving.http_protocol import Client, Peers, Questions, WholeAnswer
 from admission.serving.inflight_limit import InflightLimit
-from admission.serving.questions import Client, Questions, WholeAnswer
 
 # Not all of 127/8: a mesh's proxy in this pod calls from 127.0.0.6 for whoever called it.
 _HERE: Final = (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1"))

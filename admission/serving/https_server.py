@@ -21,8 +21,7 @@ from starlette.routing import Route, Router
 
 from admission.config import ConnectionBounds
 from admission.serving.connections import Connections
-from admission.serving.http_protocol import BoundedHttp, Peers
-from admission.serving.questions import Questions
+from admission.serving.http_protocol import BoundedHttp, Peers, Questions
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.runtime import threads
 from gpu_manager.runtime.listening import bound, spoken

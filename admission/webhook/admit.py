@@ -41,8 +41,7 @@ from gpu_manager.domain.rules.pod_annotations import FIXED
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
-from gpu_manager.domain.rules.shown_cards import check_env_from
-from gpu_manager.domain.rules.unknown_names import misplaced
+from gpu_manager.domain.rules.unknown_names import check_env_from, misplaced
 from gpu_manager.domain.untrusted import annotations_of, at, mapping, mappings, text
 
 Says = Callable[[Pod, PodRequest], Sequence[str]]

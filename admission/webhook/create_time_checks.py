@@ -11,7 +11,7 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.feasibility import FeasibilityJudge, Fit, Unfit
 from admission.extender.refusal_lines import describe
-from admission.quota.claim_creations import ClaimCreations, says_protected
+from admission.quota.claims_quota import ClaimCreations, says_protected
 from admission.quota.quota_book import QuotaBook, protected_refusal, quota_refusal, refused_past_scheduler
 from admission.webhook.admit import CreateTimeChecks, InjectionWays
 from gpu_manager.domain.cluster.claims import read_claim

@@ -28,7 +28,7 @@ from gpu_manager.domain.resources import Amount, format_bytes, format_number
 from gpu_manager.domain.rules.legal_values import check_pod, guarded_keys, warn_pod
 from gpu_manager.domain.rules.pod_annotations import has_fractions_alone
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
-from gpu_manager.domain.rules.shown_cards import check_ephemeral
+from gpu_manager.domain.rules.unknown_names import check_ephemeral
 from gpu_manager.domain.untrusted import annotations_of, at
 
 _DEFAULT_SCHEDULER: Final = "default-scheduler"  # what the API server writes where nothing is written

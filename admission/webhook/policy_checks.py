@@ -21,7 +21,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, format_b
 from gpu_manager.domain.rules.legal_values import MOST_ASKING
 from gpu_manager.domain.rules.pod_annotations import FIXED, LISTS, LONGEST_LIST, ONE_OF
 from gpu_manager.domain.rules.rulebook import Rule
-from gpu_manager.domain.rules.shown_cards import EPHEMERAL_SHOWN
+from gpu_manager.domain.rules.unknown_names import EPHEMERAL_SHOWN
 
 _LARGEST_CORES: Final = LARGEST_COUNT // CORES_PER_CARD * CORES_PER_CARD
 

@@ -22,7 +22,7 @@ from admission.extender.node_rooms import NodeRooms
 from admission.extender.verbs import Extender
 from admission.quota.quota_book import QuotaBook
 from bench.placement.trace import MOST_PODS, Node, Pod
-from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (
     CORE,

@@ -1,6 +1,6 @@
 """The limit on a card's memory in a container's cgroup, for programs that bypass our library.
 
-The driver itself enforces it (:mod:`gpu_manager.adapters.nvml.limits`) or, where it cannot, the kernel's dmem
+The driver itself enforces it (:mod:`gpu_manager.adapters.nvml.usage`) or, where it cannot, the kernel's dmem
 controller (cgroup v2, Linux 6.14 or newer) for cards that registered a region with it.
 """
 

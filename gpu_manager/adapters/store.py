@@ -1,4 +1,4 @@
-"""The ledger and the bills on disk (implements :class:`gpu_manager.ports.store.Store`).
+"""The ledger and the bills on disk (implements :class:`gpu_manager.ports.records.Store`).
 
 Two files, for the ledger ``ledger.a`` and ``ledger.b``, in a directory of their own (0700). Each holds a
 whole state behind a header line: format, generation, length, SHA-256. A new state goes over the older one,

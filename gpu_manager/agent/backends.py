@@ -12,13 +12,12 @@ from typing import Final
 
 import structlog
 
-from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
-from gpu_manager.adapters.control_pages.pages import FileControlPages
+from gpu_manager.adapters.control_pages.pages import FileControlPages, NativeGateWatcher
 from gpu_manager.adapters.driver_files.device_nodes import DeviceNodes
 from gpu_manager.adapters.driver_files.driver import find_nvml
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.injector import DriverFiles
-from gpu_manager.adapters.driver_files.kubelet_config import kubelet_root, topology_policy
+from gpu_manager.adapters.driver_files.node_config import kubelet_root, topology_policy
 from gpu_manager.adapters.driver_files.runtimes import Detected, Strategy
 from gpu_manager.adapters.driver_memory_limit import DriverLimits
 from gpu_manager.adapters.nvml.faults import FaultPolicy
@@ -65,7 +64,7 @@ def build_driver_limits(config: Config) -> DriverLimits | None:
     """Return the driver's own memory limits; None for simulated cards."""
     if config.simulated:
         return None
-    from gpu_manager.adapters.nvml.limits import NvmlMemoryLimits  # noqa: PLC0415  # as above
+    from gpu_manager.adapters.nvml.usage import NvmlMemoryLimits  # noqa: PLC0415  # as above
 
     return NvmlMemoryLimits()
 

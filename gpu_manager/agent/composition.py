@@ -19,15 +19,14 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
-from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.adapters.kube.kube import Kube
 from gpu_manager.adapters.kubelet.checkpoint import read_old_checkpoint
 from gpu_manager.adapters.kubelet.client import KubeletClient
 from gpu_manager.adapters.kubelet.pods_api import PodsApi
+from gpu_manager.adapters.machine import SystemClock, label_of
 from gpu_manager.adapters.processes import CgroupProcesses
-from gpu_manager.adapters.selinux import label_of
 from gpu_manager.adapters.store import FileStore
 from gpu_manager.agent.backends import build_cards, build_injector, gate_program
 from gpu_manager.agent.config import Config
@@ -44,10 +43,9 @@ from gpu_manager.servers.exporter import Exporter
 from gpu_manager.servers.http import PageAccess, StatusServer
 from gpu_manager.servers.plugin_registration import LENDING, SOCKETS
 from gpu_manager.servers.status import Status
-from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback, serve_the_last
-from gpu_manager.services.allocation.association import Association
+from gpu_manager.services.allocation.association import AdmissionWindow, Association
 from gpu_manager.services.allocation.books import Books
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState

@@ -27,10 +27,9 @@ from gpu_manager.runtime import threads
 from gpu_manager.servers.device_plugin import DevicePlugin
 from gpu_manager.servers.dra_plugin import DraPlugin
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.claims import prepare_again
+from gpu_manager.services.claims import upkeep
 from gpu_manager.services.claims.prepare import ClaimPreparer
-from gpu_manager.services.claims.prepare_again import PrepareAgain
-from gpu_manager.services.claims.slices import SlicePublisher
+from gpu_manager.services.claims.upkeep import PrepareAgain, SlicePublisher
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
@@ -101,7 +100,7 @@ class DraFront:
             threads.forever("dra-plugin", self.plugin.run),
             threads.forever("slices", lambda: self.slices.run(self._stop, self._news)),
             threads.every(self._reclaim_seconds, "claims", self.preparer.round, self._stop),
-            threads.every(prepare_again.LOOK_SECONDS, "prepare-again", self._again.look, self._stop),
+            threads.every(upkeep.LOOK_SECONDS, "prepare-again", self._again.look, self._stop),
         ]
 
 

@@ -9,9 +9,9 @@ import threading
 
 from prometheus_client import CollectorRegistry
 
-from gpu_manager.adapters.clock import boot_id
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.driver_memory_limit import CgroupMemoryLimit
+from gpu_manager.adapters.machine import boot_id
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.store import FileStore
 from gpu_manager.agent.backends import build_driver_limits, gate_watcher
@@ -21,26 +21,23 @@ from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.cards import Cards
 from gpu_manager.ports.clock import Clock
 from gpu_manager.runtime import threads
-from gpu_manager.servers.enforcement_metrics import AccountMetrics, GateMetrics, GuardMetrics
+from gpu_manager.servers.exporter import AccountMetrics, GateMetrics, GuardMetrics
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import LimitPages
-from gpu_manager.services.billing import BillMeter
+from gpu_manager.services.billing import BillMeter, EnergyMeter
 from gpu_manager.services.cards.closed_cards import MemoryOutside
 from gpu_manager.services.cards.health import Health
-from gpu_manager.services.energy import EnergyMeter
-from gpu_manager.services.enforcement import injection_check, usage
+from gpu_manager.services.enforcement import container_starts, usage
 from gpu_manager.services.enforcement.account_check import AccountCheck
-from gpu_manager.services.enforcement.container_grants import PageSlots
-from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
+from gpu_manager.services.enforcement.container_starts import DriverMemoryLimits, InjectionCheck
 from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
 from gpu_manager.services.enforcement.gates import CardGates
-from gpu_manager.services.enforcement.injection_check import InjectionCheck
 from gpu_manager.services.enforcement.library_messages import LibraryMessages
 from gpu_manager.services.enforcement.resizer import ElasticLimit, Resizer
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
 from gpu_manager.services.enforcement.usage import UsageSampler
-from gpu_manager.services.enforcement.usage_sample import UsagePast
+from gpu_manager.services.enforcement.usage_sample import PageSlots, UsagePast
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.size_advice import SizeAdviser
 
@@ -162,7 +159,7 @@ class RunningContainers:
                 usage.PERIOD_SECONDS, "gates", {"gates": self._gates.look}, count, stop, due=self._gates.due
             ),
             threads.rounds(
-                injection_check.PERIOD_SECONDS, "injection", {"injection": self._injection.look}, count, stop
+                container_starts.PERIOD_SECONDS, "injection", {"injection": self._injection.look}, count, stop
             ),
         ]
 

@@ -10,10 +10,9 @@ from functools import partial
 from typing import Annotated, Any
 
 from gpu_manager.adapters.manifests import Manifest, manifest_of, objects_of, read_documents
-from gpu_manager.cli.files import Filenames, Files, chosen_files, load, shown
+from gpu_manager.cli.files import Filenames, Files, chosen_files, load, pod_templates, pods_of, shown
 from gpu_manager.cli.kubectl.migrate.left_over import foreign_names
 from gpu_manager.cli.output import TABLE, Printing, coloured
-from gpu_manager.cli.pod_templates import pod_templates, pods_of
 from gpu_manager.domain.contract import NVIDIA, RESIZE
 from gpu_manager.domain.dra.translation import turned_into_claim, turned_warnings
 from gpu_manager.domain.errors import RequestInvalid, printable

@@ -94,10 +94,13 @@ def _of_agent() -> _NodeView | None:
 
 
 def _gather(view: _NodeView, token: str) -> Facts:
-    from gpu_manager.adapters.diagnosis.driver import gather_driver  # noqa: PLC0415  # only where it is needed
-    from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet, gather_runtime  # noqa: PLC0415  # same
+    from gpu_manager.adapters.diagnosis.machine import (  # noqa: PLC0415  # same
+        gather_driver,
+        gather_kubelet,
+        gather_runtime,
+    )
     from gpu_manager.adapters.driver_files.host import HostFiles  # noqa: PLC0415  # same
-    from gpu_manager.adapters.driver_files.kubelet_config import runtime_socket  # noqa: PLC0415  # same
+    from gpu_manager.adapters.driver_files.node_config import runtime_socket  # noqa: PLC0415  # same
 
     url, root, kubelet_dir = view.url, view.root, view.kubelet_dir
     if not root.is_dir():

@@ -12,15 +12,18 @@ from gpu_manager.runtime.arguments import Argument
 COMMANDS: Commands = {
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
     "completion": ("gpu_manager.cli.main:completion", "Print the script that completes commands in a shell."),
-    "cordon": ("gpu_manager.cli.cordon", "Close cards to new shares."),
+    "cordon": ("gpu_manager.cli.cards:cordon", "Close cards to new shares."),
     "doctor": ("gpu_manager.cli.doctor", "Find what is wrong on this machine, each with its cure."),
-    "evict-marked": ("gpu_manager.cli.evict_marked", "Evict the pods that agents mark, within a rate."),
-    "forget": ("gpu_manager.cli.cordon:forget", "Stop missing cards that have vanished for good."),
+    "evict-marked": (
+        "gpu_manager.cli.beside:evict_marked",
+        "Evict the pods that agents mark, within a rate.",
+    ),
+    "forget": ("gpu_manager.cli.cards:forget", "Stop missing cards that have vanished for good."),
     "graph": (
         "gpu_manager.cli.ask:graph",
         "Show the cards of the running agent, and who holds what of them.",
     ),
-    "keep": ("gpu_manager.cli.keep", "Keep control pages open while the agent is away."),
+    "keep": ("gpu_manager.cli.beside:keep", "Keep control pages open while the agent is away."),
     "replay": (
         "gpu_manager.cli.elsewhere:replay",
         "Judge recorded decisions again: what differs under this release?",
@@ -28,8 +31,11 @@ COMMANDS: Commands = {
     "run": ("gpu_manager.cli.run", "Run the agent of this node."),
     "sandbox": ("gpu_manager.cli.elsewhere:sandbox", "Keep a node with simulated cards up, on a laptop."),
     "status": ("gpu_manager.cli.ask:status", "Say whether the running agent can serve pods."),
-    "topology": ("gpu_manager.cli.topology", "Pick the best-joined cards of an nvidia-smi topo -m matrix."),
-    "uncordon": ("gpu_manager.cli.cordon:uncordon", "Open cards that were closed."),
+    "topology": (
+        "gpu_manager.cli.cards:topology",
+        "Pick the best-joined cards of an nvidia-smi topo -m matrix.",
+    ),
+    "uncordon": ("gpu_manager.cli.cards:uncordon", "Open cards that were closed."),
     "usage": ("gpu_manager.cli.ask:usage", "Show what each container asked for and uses."),
     "version": ("gpu_manager.cli.kubectl.version:own", "Print the version."),
 }

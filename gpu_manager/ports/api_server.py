@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.dra.allocated import AllocatedClaim
+from gpu_manager.domain.dra.allocation import AllocatedClaim
 from gpu_manager.domain.dra.device import SharedDevice
 from gpu_manager.domain.kube.pod import Pod
 

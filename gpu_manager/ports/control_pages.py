@@ -10,7 +10,7 @@ from typing import Protocol
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import Excess
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
-from gpu_manager.domain.enforcement.time_slices import NO_STALLS, Stalls
+from gpu_manager.domain.enforcement.time_sharing import NO_STALLS, Stalls
 from gpu_manager.domain.priority import Priority
 
 

@@ -21,7 +21,7 @@ from gpu_manager import ui
 from gpu_manager.domain.advice.size import Sized, pod_advice_json, sized_json, within_scope
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import hidden, node_json, node_text
-from gpu_manager.domain.cluster.node_past import STEP
+from gpu_manager.domain.cluster.node_past import STEP, HeldShare, waste_json, waste_of_shares
 from gpu_manager.domain.cluster.usage_history import (
     HOUR,
     HOUR_SECONDS,
@@ -34,7 +34,6 @@ from gpu_manager.domain.cluster.usage_history import (
     history_json,
     reach,
 )
-from gpu_manager.domain.cluster.waste import HeldShare, waste_json, waste_of_shares
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.features import stages
 from gpu_manager.domain.names import ALL_NAMES, NO_NAMES, NameScope, container_digest

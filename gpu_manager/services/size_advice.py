@@ -19,7 +19,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.store import Store
+from gpu_manager.ports.records import Store
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
 from gpu_manager.services.metrics import ServiceMetrics

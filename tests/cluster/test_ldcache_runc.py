@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.driver_files.content import HOOK_PATH
+from gpu_manager.adapters.driver_files.cdi import HOOK_PATH
 from gpu_manager.domain.injection import Injection, Mount, RuntimeHook
 from tests.cluster import bundle
 from tests.native.tools import build_tests

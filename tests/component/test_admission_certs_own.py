@@ -15,8 +15,8 @@ from admission.program import AdmissionProgram
 from admission.serving.authority import SelfSigned
 from admission.serving.certs import Switch
 from admission.serving.metrics import AdmissionMetrics
-from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.adapters.kube.connection import connect
+from gpu_manager.adapters.kube.leases import KubeCertificates
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.https import HOST, Caller, trusting, visit

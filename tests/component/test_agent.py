@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
-from gpu_manager.adapters.selinux import LABEL
+from gpu_manager.adapters.machine import LABEL
 from gpu_manager.agent.composition import Agent
 from gpu_manager.agent.config import Config
 from gpu_manager.domain.cluster.usage_json import read_usage

@@ -14,7 +14,7 @@ from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
-from gpu_manager.ports.kubelet import PodResourcesEntry
+from gpu_manager.ports.records import PodResourcesEntry
 from sandbox.kubelet import Limiter, Step
 from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig, container, pod

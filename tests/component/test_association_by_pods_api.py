@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kubelet.pods_api import PodsApi
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.ports.api_server import KnownPod

@@ -16,7 +16,7 @@ from gpu_manager.domain.kube.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.ports.api_server import KnownPod
-from gpu_manager.ports.kubelet import PodResourcesEntry
+from gpu_manager.ports.records import PodResourcesEntry
 from gpu_manager.services.allocation.association import Association, Hints, Identification
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.reclaim import DepartedPods

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.diagnosis.kubelet import gather_runtime
+from gpu_manager.adapters.diagnosis.machine import gather_runtime
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.domain.doctor.facts import RuntimeFacts
 

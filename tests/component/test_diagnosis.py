@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpu_manager.adapters.diagnosis.agent import gather_agent
-from gpu_manager.adapters.diagnosis.driver import gather_driver
-from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet, gather_runtime
+from gpu_manager.adapters.diagnosis.machine import gather_driver, gather_kubelet, gather_runtime
 from gpu_manager.adapters.driver_files.host import HostFiles
-from gpu_manager.adapters.driver_files.kubelet_config import runtime_socket
+from gpu_manager.adapters.driver_files.node_config import runtime_socket
 from gpu_manager.adapters.driver_files.runtimes import detect
 from gpu_manager.cli.main import run
 from gpu_manager.domain.contract import CORE, MEMORY

@@ -23,13 +23,12 @@ from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.ports.cards import CardUse, ProcessUse
 from gpu_manager.ports.control_pages import TenantUse
-from gpu_manager.servers.enforcement_metrics import describe_guards
-from gpu_manager.servers.exporter import Exporter, describe
+from gpu_manager.servers.exporter import Exporter, describe, describe_guards
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.unidentified_grants import UNIDENTIFIED
 from gpu_manager.services.billing import SAVE_SECONDS, BillMeter
-from gpu_manager.services.enforcement.container_grants import PageSlots
 from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.enforcement.usage_sample import PageSlots
 from gpu_manager.services.metrics import ServiceMetrics
 from tests.fakes.node import NODE, NodeRig, container, pod
 from tests.fakes.page_evidence import Slots

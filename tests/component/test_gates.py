@@ -17,7 +17,7 @@ from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import GIB, Amount
 from tests.fakes.pages import register
 from tests.fakes.waiting import until
-from vcuda.page.gate import read_gate
+from vcuda.page.layout import read_gate
 from vcuda.page.limits import CardLimits, read_limits
 from vcuda.page.usage import USAGE_HEAD_SIZE
 

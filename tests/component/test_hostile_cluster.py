@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from bench.objects_texts import made
-from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.adapters.kube.kube import Kube
 from gpu_manager.adapters.kube.reading import list_nodes, read_claims, read_cluster
 from gpu_manager.adapters.kube.reflector import Pause
+from gpu_manager.adapters.machine import SystemClock
 from sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.agreement.api_reads import FIELDS, PARAMETERS
 from tests.agreement.world import World

@@ -16,13 +16,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube.connection import Connection, Timeouts, Unreachable, connect
 from gpu_manager.adapters.kube.kube import Kube
 from gpu_manager.adapters.kube.objects import Unreadable
 from gpu_manager.adapters.kube.reading import list_pods
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.streams import PAGE_BYTES, Pages
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.cli.kubectl.cluster_view import read_view
 from gpu_manager.domain.contract import EVENT_UNREADABLE
 from gpu_manager.domain.errors import RequestInvalid

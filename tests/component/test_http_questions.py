@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from admission.serving.http_protocol import LARGEST, Questions, WholeAnswer
 from admission.serving.https_server import HttpsServer
-from admission.serving.questions import LARGEST, Questions, WholeAnswer
 from tests.fakes.http_lines import lines_to
 from tests.fakes.waiting import PATIENCE
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube.connection import Timeouts, connect
 from gpu_manager.adapters.kube.kube import Kube, KubeletPods
 from gpu_manager.adapters.kube.reflector import Pause
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.certificates import self_signed

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pods import KubePods
 from gpu_manager.adapters.kube.reflector import Pause
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.domain.kube.pod import Pod, parse_pod
 from sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.static import DIGEST, mirror_of, static

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube.connection import Timeouts, connect
-from gpu_manager.adapters.kube.kube import Kube
-from gpu_manager.adapters.kube.node import left_taints
+from gpu_manager.adapters.kube.kube import Kube, left_taints
 from gpu_manager.adapters.kube.reflector import Pause
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.domain.contract import (
     CORDON,
     CORE,

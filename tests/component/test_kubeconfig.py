@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from gpu_manager.adapters.kube.connection import connect_person
-from gpu_manager.adapters.kube.credentials import Plugin, PluginCommand, TokenFile
-from gpu_manager.adapters.kube.kubeconfig import access_of, access_of_pod
+from gpu_manager.adapters.kube.kubeconfig import Plugin, PluginCommand, TokenFile, access_of, access_of_pod
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from tests.fakes.certificates import self_signed
 from tests.fakes.web import send, serving

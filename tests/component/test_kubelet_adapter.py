@@ -16,7 +16,7 @@ from gpu_manager.domain.contract import ALLOCATION, CORE_SOCKET, MEMORY_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
 from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
-from gpu_manager.ports.kubelet import CheckpointEntry, Kubelet, PodResourcesEntry
+from gpu_manager.ports.records import CheckpointEntry, Kubelet, PodResourcesEntry
 from sandbox.kubelet import Limiter
 from tests.fakes.kubelet_node import Node, lowest, pod
 from tests.fakes.plugin import CORE, MEMORY, device, devices

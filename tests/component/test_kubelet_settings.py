@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet
+from gpu_manager.adapters.diagnosis.machine import gather_kubelet
 from gpu_manager.adapters.driver_files.host import HostFiles
-from gpu_manager.adapters.driver_files.kubelet_config import kubelet_root, topology_policy
+from gpu_manager.adapters.driver_files.node_config import kubelet_root, topology_policy
 from gpu_manager.agent.backends import KubeletView
 from gpu_manager.domain.contract import KUBELET_DIR
 from gpu_manager.domain.errors import RequestInvalid

@@ -14,14 +14,14 @@ import yaml
 from admission.cluster.trim import slim_pod
 from admission.config import ClusterTerms
 from admission.explain.drafts import read_draft
+from gpu_manager.cli.files import pod_templates
 from gpu_manager.cli.kubectl.migrate.command import migrate, of_memory
 from gpu_manager.cli.kubectl.migrate.left_over import foreign_names
 from gpu_manager.cli.kubectl.migrate.model import MigrationTerms
-from gpu_manager.cli.pod_templates import pod_templates
 from gpu_manager.domain.cluster.claims import read_claim
 from gpu_manager.domain.dra.claim import parse_claim_spec
 from gpu_manager.domain.errors import VcudaError
-from gpu_manager.domain.kube.host_resources import host_of_pod
+from gpu_manager.domain.kube.constraints import host_of_pod
 from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.rules.unknown_names import uncounted

@@ -19,7 +19,7 @@ from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
 from gpu_manager.cli.main import run
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.kube.host_resources import host_of_pod
+from gpu_manager.domain.kube.constraints import host_of_pod
 from gpu_manager.domain.resources import GIB
 from tests.oracle.pod_cases import CASES, given
 

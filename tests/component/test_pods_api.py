@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
-from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pods import FirstSource, KubePods
 from gpu_manager.adapters.kubelet import pods_api
 from gpu_manager.adapters.kubelet.pods_api import PodsApi
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.pb.pods.v1alpha1 import api_pb2, api_pb2_grpc
 from sandbox.api import ADMIN_TOKEN, StandInApi

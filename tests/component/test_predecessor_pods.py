@@ -20,7 +20,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.topology import Link, LinkKind, Topology
-from gpu_manager.ports.kubelet import PredecessorPod
+from gpu_manager.ports.records import PredecessorPod
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.plugin import Plugin, device

@@ -7,7 +7,7 @@ import pytest
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.driver_files.injector import DriverFiles
 from gpu_manager.adapters.driver_files.runtimes import Strategy
-from gpu_manager.adapters.selinux import LABEL, label_of
+from gpu_manager.adapters.machine import LABEL, label_of
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import Amount

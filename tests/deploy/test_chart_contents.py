@@ -15,7 +15,7 @@ import yaml
 from admission import config as admission_config
 from admission.__main__ import command as admission_command
 from admission.webhook.admit import TEMPLATES
-from gpu_manager.cli.evict_marked import command as evictor_command
+from gpu_manager.cli.beside import evict_marked as evictor_command
 from gpu_manager.cli.run import OLD_FLAGS
 from gpu_manager.cli.run import command as run_command
 from gpu_manager.domain import contract

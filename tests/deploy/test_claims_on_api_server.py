@@ -17,7 +17,7 @@ from gpu_manager.adapters.kube.claims import KubeClaims, KubeSlices
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import DRA_DRIVER
-from gpu_manager.domain.dra.allocated import AllocatedClaim
+from gpu_manager.domain.dra.allocation import AllocatedClaim
 from gpu_manager.domain.dra.device import published_devices
 from gpu_manager.domain.dra.parameters import ShareTerms
 from gpu_manager.domain.errors import RequestInvalid

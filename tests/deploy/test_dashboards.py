@@ -24,7 +24,7 @@ import yaml
 from admission.console.agents_usage import AgentsUsage
 from admission.console.history import ConsoleHistory
 from deploy.grafana import dashboards
-from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.adapters.prometheus import PrometheusRanges
 from gpu_manager.adapters.store import FileStore
 from gpu_manager.cli.kubectl.main import run

@@ -30,7 +30,7 @@ from gpu_manager.domain.contract import (
     TEMPLATE_NEEDED,
     TURNED_LABEL,
 )
-from gpu_manager.domain.dra.allocated import AllocatedClaim
+from gpu_manager.domain.dra.allocation import AllocatedClaim
 from gpu_manager.domain.dra.device import published_devices
 from gpu_manager.domain.dra.parameters import ShareTerms
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid

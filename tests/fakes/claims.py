@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import DRA_DRIVER
-from gpu_manager.domain.dra.allocated import AllocatedClaim, parse_allocated_claim
+from gpu_manager.domain.dra.allocation import AllocatedClaim, parse_allocated_claim
 from gpu_manager.domain.dra.device import SharedDevice
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import ContainerKind, PodUid

@@ -18,7 +18,7 @@ from gpu_manager.domain.contract import CARRIERS
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from gpu_manager.domain.kube.pod import ContainerKind
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import AllocateResponse
-from gpu_manager.ports.kubelet import PodResourcesEntry
+from gpu_manager.ports.records import PodResourcesEntry
 from gpu_manager.servers.device_plugin import _response, devices_of, options_of
 from gpu_manager.servers.plugin_registration import LENDING, SOCKETS
 from gpu_manager.services.allocation.allocator import Allocator

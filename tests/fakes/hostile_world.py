@@ -17,9 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
 from gpu_manager.adapters.control_pages.page_directory import PageMounts
-from gpu_manager.adapters.control_pages.pages import FileControlPages
+from gpu_manager.adapters.control_pages.pages import FileControlPages, NativeGateWatcher
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.priority import Priority
@@ -30,7 +29,7 @@ from tests.fakes.hostile_tenant import HostileTenant
 from tests.fakes.open_files import open_files
 from tests.fakes.pages import CARD, limits_of, register
 from tests.fakes.waiting import until
-from vcuda.page.gate import read_gate
+from vcuda.page.layout import read_gate
 from vcuda.page.usage import USAGE_HEAD_SIZE
 
 VICTIM, HOSTILE, NEW = "a" * 32, "b" * 32, "c" * 32

@@ -10,7 +10,7 @@ from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.services.allocation.books import Grant
-from gpu_manager.services.enforcement.injection_check import PERIOD_SECONDS, InjectionCheck
+from gpu_manager.services.enforcement.container_starts import PERIOD_SECONDS, InjectionCheck
 from tests.fakes.ports import FakeClock, FakePods, cards
 from tests.fakes.state import state_of
 

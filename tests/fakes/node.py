@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from prometheus_client import CollectorRegistry
 
-from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kubelet.checkpoint import read_old_checkpoint
 from gpu_manager.adapters.kubelet.client import DEADLINE_SECONDS, KubeletClient
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY, NVIDIA, Assignment, encode_assignment
 from gpu_manager.domain.errors import NodeUnready
@@ -24,9 +24,8 @@ from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.servers.device_plugin import DevicePlugin
 from gpu_manager.servers.plugin_registration import LENDING, SOCKETS
-from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.allocator import Allocator
-from gpu_manager.services.allocation.association import Association
+from gpu_manager.services.allocation.association import AdmissionWindow, Association
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import LimitPages, PreStart

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet, gather_runtime
+from gpu_manager.adapters.diagnosis.machine import gather_kubelet, gather_runtime
 from gpu_manager.adapters.driver_files.device_nodes import DeviceNodes
 from gpu_manager.adapters.driver_files.driver import DriverFinder
 from gpu_manager.adapters.driver_files.host import HostFiles
-from gpu_manager.adapters.driver_files.kubelet_config import runtime_socket
+from gpu_manager.adapters.driver_files.node_config import runtime_socket
 from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, parse_checkpoint
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.adapters.nvml.cards import NvmlCards

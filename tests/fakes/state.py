@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import Link, LinkKind, Topology
-from gpu_manager.ports.store import Store
+from gpu_manager.ports.records import Store
 from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState

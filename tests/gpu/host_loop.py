@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharing
 from tests.fakes.metrics import service_metrics
 from tests.gpu.container import Container, meanwhile

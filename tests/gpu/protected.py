@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from bench.rows import Row
-from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
+from gpu_manager.adapters.control_pages.pages import NativeGateWatcher
 from gpu_manager.domain.enforcement.protection import CardMember, gated_cards
 from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Correction, GateWatch, WatchedTenant

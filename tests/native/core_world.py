@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.rows import shared_memory
-from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.control_pages.pages import FileControlPages
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.priority import Priority

@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
+from gpu_manager.adapters.control_pages.pages import NativeGateWatcher
 from gpu_manager.domain.enforcement.protection import CardMember, gated_cards
 from gpu_manager.ports.control_pages import Correction, GateWatch, WatchedTenant
 from tests.native.core_world import CARD, World
 from tests.native.tools import build_tests
-from vcuda.page.gate import read_gate
+from vcuda.page.layout import read_gate
 
 
 class GatedHost:

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
-from gpu_manager.adapters.control_pages.pages import FileControlPages
+from gpu_manager.adapters.control_pages.pages import FileControlPages, NativeGateWatcher
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.priority import Priority
@@ -27,7 +26,7 @@ from tests.fakes.open_files import open_files
 from tests.fakes.pages import register
 from tests.native.core_world import until
 from tests.native.tools import build_tests
-from vcuda.page.gate import read_gate
+from vcuda.page.layout import read_gate
 from vcuda.page.usage import SLOT_SIZE, USAGE_HEAD_SIZE, USAGE_SIZE
 
 CARD = CardUuid("GPU-5fd4f087-86f3-7a43-b711-4771313afc50")

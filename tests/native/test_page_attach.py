@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.native.conftest import Guest, limits, usage_of
-from vcuda.crc import crc32c
-from vcuda.page.layout import PageError
+from vcuda.page.layout import PageError, crc32c
 from vcuda.page.limits import (
     COPY_SIZE,
     LIMITS_SIZE,

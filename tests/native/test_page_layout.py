@@ -9,9 +9,8 @@ import struct
 import pytest
 
 from tests.native.tools import LIB, run
-from vcuda.page import gate, limits, usage
-from vcuda.page.gate import GATE_MAGIC, GATE_SIZE, build_gate
-from vcuda.page.layout import ABI_MAJOR, ABI_MINOR, MAX_CARDS
+from vcuda.page import layout, limits, usage
+from vcuda.page.layout import ABI_MAJOR, ABI_MINOR, GATE_MAGIC, GATE_SIZE, MAX_CARDS, build_gate
 from vcuda.page.limits import COPY_SIZE, LIMITS_MAGIC, LIMITS_SIZE
 from vcuda.page.usage import (
     MAX_BYTES,
@@ -126,7 +125,7 @@ def offsets(layout: str, start: int, names: str) -> dict[str, int]:
         ("usage", usage._NOTES_WRITTEN, usage._NOTES_WRITTEN_OFFSET, "notes"),
         ("note", usage._NOTE, 0, "number when_ns code pid card framework bytes used limit text pooled"),
         ("slot", usage._SLOT, 0, "state pid pid_namespace start_time nonce heartbeat_ns movable untold inflight charged"),
-        ("gate", gate._GATE, 0, "magic closed_until_ns openings closed_at_ns closings closed_ns opened_at_ns"),
+        ("gate", layout._GATE, 0, "magic closed_until_ns openings closed_at_ns closings closed_ns opened_at_ns"),
     ],
 )  # fmt: skip
 def test_every_value_python_reads_lies_where_c_puts_it(

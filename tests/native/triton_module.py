@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.driver_files.content import driver_mounts
+from gpu_manager.adapters.driver_files.cdi import driver_mounts
 from gpu_manager.adapters.driver_files.driver import CUDA, Driver
 from tests.native.driven import MIB, Container, interposers
 from tests.native.tools import run, tool

@@ -15,7 +15,7 @@ from gpu_manager.domain.enforcement.second_witness import GAP
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.ports.control_pages import TenantUse
 from gpu_manager.runtime.scrape import scrape
-from gpu_manager.servers.enforcement_metrics import AccountMetrics
+from gpu_manager.servers.exporter import AccountMetrics
 from gpu_manager.servers.status import Status
 from gpu_manager.services.enforcement.account_check import NOTHING, AccountCheck
 from gpu_manager.services.enforcement.time_sharing import TimeSharing

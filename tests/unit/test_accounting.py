@@ -15,7 +15,7 @@ from gpu_manager.adapters.kube.reading import cluster_of
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_books import NodeBooks, terminating_shares
 from gpu_manager.domain.cluster.node_json import read_node, usual_unit, whole_number
-from gpu_manager.domain.cluster.pod_charges import allocations_of
+from gpu_manager.domain.cluster.pod_charges import allocation_annotations, allocations_of
 from gpu_manager.domain.contract import (
     ALLOCATION,
     ASSIGNED,
@@ -30,7 +30,6 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
-from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import place

@@ -14,7 +14,7 @@ from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.control_pages import GateReading, GateWatch, WatchedTenant
-from gpu_manager.servers.enforcement_metrics import GateMetrics, describe_gates
+from gpu_manager.servers.exporter import GateMetrics, describe_gates
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.enforcement.gates import CardGates
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse

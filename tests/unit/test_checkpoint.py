@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_manager.adapters.kubelet.checkpoint import parse_checkpoint
 from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse, DeviceSpec
-from gpu_manager.ports.kubelet import CheckpointEntry
+from gpu_manager.ports.records import CheckpointEntry
 
 OURS = frozenset({CORE, MEMORY})
 

@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 
 from admission.cluster.claims import CLAIMS, CLASSES, AdmittedSums, slim_claim, slim_class
 from admission.cluster.snapshot import ClusterState
-from admission.quota.claim_creations import ClaimCreations
+from admission.quota.claims_quota import ClaimCreations
 from gpu_manager.domain.cluster.claims import read_claim
 from gpu_manager.domain.contract import DRA_DRIVER
-from gpu_manager.domain.dra.allocated import parse_allocated_claim
+from gpu_manager.domain.dra.allocation import parse_allocated_claim
 from gpu_manager.domain.dra.claim import parse_claim_spec
 from gpu_manager.domain.dra.demand import judged_terms
 from gpu_manager.domain.dra.parameters import API_VERSION, KIND, read_config

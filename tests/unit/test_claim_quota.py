@@ -14,8 +14,7 @@ from admission.cluster.snapshot import ClusterState
 from admission.config import ClusterTerms
 from admission.extender.claim_leadership import ClaimLeadership
 from admission.extender.leader_election import Leader, PodLister, SingleReplica
-from admission.quota.admitted_claims import REQUEST_SECONDS, AdmittedClaims
-from admission.quota.claim_creations import ClaimCreations
+from admission.quota.claims_quota import REQUEST_SECONDS, AdmittedClaims, ClaimCreations
 from admission.quota.quota_book import NOT_SYNCED, QuotaBook
 from admission.webhook.admission_review import Review
 from admission.webhook.admit import CreateTimeChecks, validate

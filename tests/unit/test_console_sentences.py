@@ -21,7 +21,7 @@ MODULES = (
     "admission/explain/remedies.py",
     "admission/explain/waiting_claims.py",
     "admission/extender/refusal_lines.py",
-    "admission/gangs/state.py",
+    "admission/gangs/members.py",
     "gpu_manager/domain/advice/size.py",
     "gpu_manager/domain/cluster/kubelet_ids.py",
     "gpu_manager/domain/cluster/pod_holder.py",
@@ -35,6 +35,12 @@ NO_SENTENCES |= {
     "would have room without",
     "closed by quota",
 }  # of text alone
+NO_SENTENCES |= {
+    "has less host memory free than the",
+    "holds as many pods as it may",
+    "device ids of",
+    "left, and the pod asks for",
+}  # of what-if: kube-scheduler itself says so of a pod that waits
 PATTERN_OF_A_SCHEDULER = re.compile(r"\\|\(had|^unbound immediate|^node\\")
 LINE = re.compile(r'\["((?:[^"\\]|\\.)*)", "((?:[^"\\]|\\.)*)"\]')
 NAME = re.compile(r"\{(\w)\}")

@@ -4,8 +4,8 @@ import pytest
 
 from admission.console.agents_usage import AgentsUsage
 from admission.console.history import ConsoleHistory, held_shares, waste_promql
+from gpu_manager.domain.cluster.node_past import SHOWN, HeldShare, PodWaste, waste_json, waste_of_shares
 from gpu_manager.domain.cluster.usage_history import ShareSum
-from gpu_manager.domain.cluster.waste import SHOWN, HeldShare, PodWaste, waste_json, waste_of_shares
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.extender import World, node, pod
 from tests.fakes.ports import FakeClock

@@ -15,10 +15,14 @@ from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.ports.cards import ProcessUse
-from gpu_manager.services.enforcement.container_grants import ContainerGrants
-from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
-from gpu_manager.services.enforcement.injection_check import LOOKS, PERIOD_SECONDS, InjectionCheck
+from gpu_manager.services.enforcement.container_starts import (
+    LOOKS,
+    PERIOD_SECONDS,
+    DriverMemoryLimits,
+    InjectionCheck,
+)
 from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.enforcement.usage_sample import ContainerGrants
 from tests.fakes.claims import claim_grant
 from tests.fakes.metrics import service_metrics
 from tests.fakes.ports import FakeCards, FakeClock, FakePods, FakeProcesses, FakeTenants, cards

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from admission.cluster.deleted_pods import SILENCE_SECONDS
+from admission.cluster.other_pods import SILENCE_SECONDS
 from admission.cluster.snapshot import NODES, PODS
 from gpu_manager.domain.contract import TerminatingShare
 from gpu_manager.domain.kube.pod import MIRROR

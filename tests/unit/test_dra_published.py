@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import DRA_CORDONED, DRA_DRIVER, DRA_HELD, DRA_UNHEALTHY
-from gpu_manager.domain.dra.allocated import AllocatedClaim, ClaimedShare, parse_allocated_claim
-from gpu_manager.domain.dra.allocation import allocate
+from gpu_manager.domain.dra.allocation import AllocatedClaim, ClaimedShare, allocate, parse_allocated_claim
 from gpu_manager.domain.dra.claim import parse_claim_spec
 from gpu_manager.domain.dra.device import CORES, MEMORY, device_names, published_devices
 from gpu_manager.domain.errors import RequestInvalid

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from gpu_manager.adapters.driver_memory_limit import CgroupMemoryLimit
-from gpu_manager.adapters.nvml.limits import NvmlMemoryLimits
+from gpu_manager.adapters.nvml.usage import NvmlMemoryLimits
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.enforcement.evasion import CONTEXT_BYTES
@@ -19,7 +19,7 @@ from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.services.allocation.books import Books, Grant
-from gpu_manager.services.enforcement.driver_memory_limit import RETRY_SECONDS, DriverMemoryLimits
+from gpu_manager.services.enforcement.container_starts import RETRY_SECONDS, DriverMemoryLimits
 from tests.fakes.metrics import service_metrics
 from tests.fakes.ports import FakeClock, FakePods, cards
 from tests.fakes.state import put, state_of

@@ -14,7 +14,7 @@ from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.cards import CardSensors, CardUse
 from gpu_manager.services.allocation.books import Grant, Key
-from gpu_manager.services.energy import NOBODY, TOLD_SECONDS, EnergyMeter
+from gpu_manager.services.billing import NOBODY, TOLD_SECONDS, EnergyMeter
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
 
 CARD = CardUuid("GPU-1")

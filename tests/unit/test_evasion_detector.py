@@ -12,8 +12,8 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.enforcement.evasion import CLEARED, NEEDED, SHARED_SAMPLES, EvasionReason
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
-from gpu_manager.domain.enforcement.time_slices import NEEDED as SLICES_NEEDED
-from gpu_manager.domain.enforcement.time_slices import Stalls
+from gpu_manager.domain.enforcement.time_sharing import NEEDED as SLICES_NEEDED
+from gpu_manager.domain.enforcement.time_sharing import Stalls
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share

@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.evasion import EvasionReason
-from gpu_manager.servers.enforcement_metrics import GuardMetrics
+from gpu_manager.servers.exporter import GuardMetrics
+from gpu_manager.services.enforcement.container_starts import NotInjected
 from gpu_manager.services.enforcement.evasion_detector import Evader
-from gpu_manager.services.enforcement.injection_check import NotInjected
 from tests.fakes.ports import cards
 from tests.fakes.state import state_of
 

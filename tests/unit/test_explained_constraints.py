@@ -12,8 +12,8 @@ from admission.cluster.snapshot import NODES
 from admission.cluster.trim import slim_node, slim_pod
 from admission.config import ClusterTerms
 from admission.explain.drafts import read_draft
+from admission.explain.explain_api import as_json, as_text
 from admission.explain.explanation import Explanation, explain
-from admission.explain.views import as_json, as_text
 from gpu_manager.domain.contract import NVIDIA
 from gpu_manager.domain.kube.pod import parse_pod
 from tests.fakes.extender import Obj, World, node, pod

@@ -4,8 +4,16 @@ import pytest
 
 from admission.explain.explanation import explain
 from admission.explain.pending_events import PendingEvents
-from admission.gangs.marks import COSCHEDULING, KUBERNETES, KUEUE, VOLCANO, GangKey, mark_of, minimum_of
-from admission.gangs.state import MOST_MEMBERS
+from admission.gangs.members import (
+    COSCHEDULING,
+    KUBERNETES,
+    KUEUE,
+    MOST_MEMBERS,
+    VOLCANO,
+    GangKey,
+    mark_of,
+    minimum_of,
+)
 from gpu_manager.domain.contract import EVENT_NOT_PLACED
 from gpu_manager.domain.kube.pod import PodUid
 from tests.fakes.extender import World, bound, node, pod

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.domain.card import CardState
 from gpu_manager.services.cards.health import Health, HealthTimes

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_manager.domain.contract import EVENT_NOT_INJECTED
 from gpu_manager.domain.kube.pod import PodUid
-from gpu_manager.services.enforcement.injection_check import (
+from gpu_manager.services.enforcement.container_starts import (
     PATIENCE_SECONDS,
     PERIOD_SECONDS,
     RARELY_SECONDS,

@@ -7,8 +7,8 @@ from admission.cluster.node_view import KeptFor
 from admission.cluster.pod_view import read_pod_view
 from admission.cluster.snapshot import NODES, PODS
 from admission.console.cluster_page import graph
+from admission.explain.explain_api import as_text, closed_nodes
 from admission.explain.explanation import explain
-from admission.explain.views import as_text, closed_nodes
 from admission.extender.cluster_metrics import ClusterFigures, ClusterMetrics
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.refusal_lines import until_open

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.page.gate import GATE_SIZE, Gate, build_gate, read_gate
-from vcuda.page.layout import PageError
+from vcuda.page.layout import GATE_SIZE, Gate, PageError, build_gate, read_gate
 from vcuda.page.limits import CardLimits, Limits, build_limits, read_limits
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.crc import crc32c
-from vcuda.page.layout import ABI_MAJOR, MAX_CARDS, PageError, instance_word, uuid_bytes, uuid_text
+from vcuda.page.layout import ABI_MAJOR, MAX_CARDS, PageError, crc32c, instance_word, uuid_bytes, uuid_text
 from vcuda.page.limits import (
     COPY_SIZE,
     LIMITS_SIZE,

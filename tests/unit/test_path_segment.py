@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_manager.adapters.kube.pod_paths import named_path, segment
+from gpu_manager.adapters.kube.connection import named_path, segment
 from gpu_manager.domain.errors import RequestInvalid
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from admission.cluster.claims import CLAIMS, CLASSES, TEMPLATES, slim_claim, slim_class, slim_template
 from admission.config import ClusterTerms
-from admission.quota.claim_creations import ClaimCreations
+from admission.quota.claims_quota import ClaimCreations
 from admission.webhook.admission_review import Review, ReviewVerdict
 from admission.webhook.admit import validate
 from admission.webhook.create_time_checks import create_time_checks

@@ -7,9 +7,9 @@ from prometheus_client import CollectorRegistry
 from admission.cluster.pod_view import pod_view, read_pod_view
 from admission.cluster.trim import slim_pod
 from admission.console.cluster_page import _group
+from admission.explain.explain_api import as_json
 from admission.explain.explanation import HELD, explain
 from admission.explain.pending_events import AGAIN_SECONDS, PendingEvents
-from admission.explain.views import as_json
 from admission.extender.cluster_metrics import ClusterFigures, ClusterMetrics
 from gpu_manager.domain.kube.pod import parse_pod
 from tests.fakes.extender import World, node, pod

@@ -10,14 +10,14 @@ from gpu_manager.domain.contract import ASSIGNED, CORE, MEMORY, PREDICATE_INDEX
 from gpu_manager.domain.kube.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import CORES_PER_CARD, GIB, MIB, Amount
-from gpu_manager.ports.kubelet import PredecessorPod
-from gpu_manager.services.allocation.books import Grant
-from gpu_manager.services.recovery.predecessor_pods import (
+from gpu_manager.ports.records import PredecessorPod
+from gpu_manager.services.allocation.adopt import (
     is_predecessor_pod,
     recognised,
     shares_by_annotation,
     shares_by_record,
 )
+from gpu_manager.services.allocation.books import Grant
 from tests.fakes.node import container, pod
 from tests.fakes.ports import cards
 from tests.fakes.state import node_of

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_manager.domain.contract import PREPARE_AGAIN
 from gpu_manager.domain.kube.pod import Pod, parse_pod
-from gpu_manager.services.claims.prepare_again import FIRST_SECONDS, LONGEST_SECONDS, TRIES, PrepareAgain
+from gpu_manager.services.claims.upkeep import FIRST_SECONDS, LONGEST_SECONDS, TRIES, PrepareAgain
 from tests.fakes.claims import FakeClaims, claim_object, result
 from tests.fakes.ports import FakeClock, FakePods
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.cluster.pod_view import read_pod_view
+from admission.explain.explain_api import quota_text
 from admission.explain.explanation import explain
-from admission.explain.views import quota_text
 from admission.quota.quota_book import QuotaBook, refuse_at_create
 from gpu_manager.adapters.kube.reading import cluster_of
 from gpu_manager.domain.cluster.quota import NO_QUOTA, parse_quota

@@ -12,8 +12,7 @@ import pytest
 
 from admission.app import _records
 from admission.config import AdmissionSettings
-from admission.replay.judges import Judges
-from admission.replay.player import Judged, Player
+from admission.replay.judges import Judged, Judges, Player
 from admission.replay.recorder import DecisionRecorder
 from gpu_manager.adapters.record_ring import RecordRing, segments
 from gpu_manager.cli.main import PROGRAM

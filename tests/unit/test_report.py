@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from admission.replay.judges import Judges
-from admission.replay.player import Player
+from admission.replay.judges import Judges, Player
 from bench.replay_history import record
 from gpu_manager.adapters.record_ring import segments
 from gpu_manager.cli.kubectl.report import own_words, write
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pseudonyms import Pseudonyms, alike
+from gpu_manager.domain.names import Pseudonyms, alike
 
 WORDS = own_words()
 

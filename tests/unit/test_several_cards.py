@@ -21,10 +21,9 @@ from gpu_manager.domain.placement.place import find, follow, judge, place
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.rules.legal_values import check_pod, warn_pod
-from gpu_manager.domain.rules.pod_annotations import has_fractions_alone
+from gpu_manager.domain.rules.pod_annotations import has_fractions_alone, nearest_totals
 from gpu_manager.domain.rules.pod_request import bound_request, judged_request
 from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest, Request
-from gpu_manager.domain.rules.several_cards import nearest_totals
 from gpu_manager.domain.topology import Link, NumaPolicy, Topology
 from gpu_manager.domain.whatif.defragmentation import defragment
 from gpu_manager.domain.whatif.simulation import SimPod, simulate

@@ -9,9 +9,14 @@ from hypothesis import strategies as st
 
 from bench.defrag import false_proofs
 from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.kube.constraints import NodeConstraints, PodConstraints
+from gpu_manager.domain.kube.constraints import (
+    HostResources,
+    NodeConstraints,
+    PodConstraints,
+    host_of_node,
+    host_of_pod,
+)
 from gpu_manager.domain.kube.evictions import read_budget
-from gpu_manager.domain.kube.host_resources import HostResources, host_of_node, host_of_pod
 from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Ledger, Share
 from gpu_manager.domain.resources import DEFAULT_UNIT

@@ -10,7 +10,7 @@ import pytest
 
 from admission.cluster.pod_view import read_pod_view
 from admission.config import ClusterTerms
-from admission.explain.simulation import simulate
+from admission.explain.drafts import simulate
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.simulation import ExtenderSimulation
 from bench.simulated_pods import agreement

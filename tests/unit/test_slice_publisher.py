@@ -8,7 +8,7 @@ import pytest
 
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.topology import Link, LinkKind, Topology
-from gpu_manager.services.claims.slices import ORDER_SECONDS, REPAIR_SECONDS, RETRY_SECONDS, SlicePublisher
+from gpu_manager.services.claims.upkeep import ORDER_SECONDS, REPAIR_SECONDS, RETRY_SECONDS, SlicePublisher
 from tests.fakes.claims import FakeSlices, claim_grant
 from tests.fakes.metrics import service_metrics
 from tests.fakes.ports import FakeClock, cards

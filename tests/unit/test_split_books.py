@@ -19,7 +19,7 @@ from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.books_format import FORMAT, BooksEncoder, decode_sides
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.claims.prepare import ClaimPreparer
-from gpu_manager.services.claims.slices import SlicePublisher
+from gpu_manager.services.claims.upkeep import SlicePublisher
 from tests.fakes.claims import FakeClaims, FakeSlices, claim_grant, claim_object, result
 from tests.fakes.metrics import service_metrics
 from tests.fakes.node import pod

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.adapters.store import FORMAT, DiskFiles, FileStore
 from gpu_manager.domain.errors import NodeUnready
 

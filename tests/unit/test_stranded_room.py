@@ -14,7 +14,7 @@ from admission.extender.refusal_lines import why
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.node_json import node_text
 from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, CORE, MEMORY, RESIZE, RESIZED
-from gpu_manager.domain.kube.host_resources import host_of_node, host_of_pod
+from gpu_manager.domain.kube.constraints import host_of_node, host_of_pod
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.domain.rules.pod_request import judged_request

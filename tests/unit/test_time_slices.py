@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.domain.enforcement.time_slices import (
+from gpu_manager.domain.enforcement.time_sharing import (
     NEEDED,
     NO_STALLS,
     SAMPLES,

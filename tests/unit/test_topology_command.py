@@ -6,8 +6,8 @@ from itertools import combinations
 
 import pytest
 
+from gpu_manager.cli.cards import MAX_BYTES
 from gpu_manager.cli.main import run
-from gpu_manager.cli.topology import MAX_BYTES
 from gpu_manager.domain.topology import Link, LinkKind, parse_topology
 from tests.fakes.machines import recorded
 

@@ -18,8 +18,7 @@ from gpu_manager.domain.contract import (
     PRELOAD,
     PRIORITY,
 )
-from gpu_manager.domain.dra.allocated import parse_allocated_claim
-from gpu_manager.domain.dra.allocation import allocate
+from gpu_manager.domain.dra.allocation import allocate, parse_allocated_claim
 from gpu_manager.domain.dra.claim import parse_claim_spec
 from gpu_manager.domain.dra.device import published_devices
 from gpu_manager.domain.dra.selectors import card_of_model, model_selector, selected_card, takes

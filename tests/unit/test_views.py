@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.cluster.pod_view import pod_view
+from admission.explain.explain_api import as_json, as_text, quota_text
 from admission.explain.explanation import explain
 from admission.explain.remedies import QUOTA_GROWS
-from admission.explain.views import as_json, as_text, quota_text
 from gpu_manager.domain.cluster.quota import NO_QUOTA
 from gpu_manager.domain.contract import GPU_MODEL, MEMORY, PLACEMENT
 from gpu_manager.domain.kube.pod import parse_pod

@@ -13,7 +13,7 @@ from gpu_manager.cli.main import PROGRAM as NODE
 from gpu_manager.cli.program import LazyProgram, load
 from gpu_manager.domain import contract as c
 from gpu_manager.runtime.arguments import Command
-from gpu_manager.servers import enforcement_metrics, exporter
+from gpu_manager.servers import exporter
 from gpu_manager.services.metrics import ServiceMetrics
 from tools.docs.markdown import family_row, made_page, option_row, table
 
@@ -30,7 +30,7 @@ def metrics_page() -> str:
     families = [
         *_counted(),
         *exporter.describe(),
-        *enforcement_metrics.describe(),
+        *exporter.describe_enforcement(),
     ]
     legacy = [f for f in families if not f.name.startswith("vcuda_")]
     ours = sorted((f for f in families if f not in legacy), key=lambda f: f.name)

@@ -11,8 +11,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from vcuda.crc import crc32c
-from vcuda.page.layout import ABI_MAJOR, ABI_MINOR, MAX_CARDS, PageError, uuid_text
+from vcuda.page.layout import ABI_MAJOR, ABI_MINOR, MAX_CARDS, PageError, crc32c, uuid_text
 
 COPY_SIZE: Final = 4096
 LIMITS_SIZE: Final = 2 * COPY_SIZE

@@ -30,8 +30,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.mig import file_name
 from gpu_manager.ports.control_pages import GateReading
 from gpu_manager.runtime import threads
-from vcuda.page.gate import GATE_SIZE, build_gate, read_gate
-from vcuda.page.layout import PageError, uuid_bytes
+from vcuda.page.layout import GATE_SIZE, PageError, build_gate, read_gate, uuid_bytes
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +50,7 @@ class FileGates:
     def __init__(
         self, pages: Path, breaker: LeaseBreaker, *, label: bytes | None = None, locks: Path = _LOCKS
     ) -> None:
-        """``label`` is SELinux's, for files that containers share: :mod:`gpu_manager.adapters.selinux`.
+        """``label`` is SELinux's, for files that containers share: :mod:`gpu_manager.adapters.machine`.
         ``locks`` is the kernel's list of locks.
         """
         self._root = pages / DIRECTORY

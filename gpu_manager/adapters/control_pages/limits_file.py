@@ -18,7 +18,7 @@ from gpu_manager.adapters.control_pages import tenant_files as files
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import Excess
 from gpu_manager.domain.enforcement.library_messages import Framework, LibraryMessage, LibraryMessageKind
-from gpu_manager.domain.enforcement.time_slices import Stalls
+from gpu_manager.domain.enforcement.time_sharing import Stalls
 from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Activity, Correction, Limit, TenantUse
 from vcuda.page import limits as limits_page

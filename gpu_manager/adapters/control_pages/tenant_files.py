@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from gpu_manager.adapters.selinux import put_label
+from gpu_manager.adapters.machine import put_label
 from gpu_manager.domain.errors import NodeUnready, Tampered
 
 _NAME: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)

@@ -27,7 +27,7 @@ from typing import Final
 
 import structlog
 
-from gpu_manager.adapters.selinux import put_label
+from gpu_manager.adapters.machine import put_label
 from gpu_manager.domain.contract import LIBRARY_DIR
 from gpu_manager.domain.errors import NodeUnready
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from gpu_manager.adapters.driver_files import cdi
-from gpu_manager.adapters.driver_files.content import (
+from gpu_manager.adapters.driver_files.cdi import (
     HOOK_PATH,
     driver_mounts,
     enforcement_mounts,
@@ -47,7 +47,7 @@ from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.rules.pod_annotations import preload_of, priority_of
-from gpu_manager.domain.rules.shown_cards import check_env_from
+from gpu_manager.domain.rules.unknown_names import check_env_from
 from gpu_manager.ports.containers import HeldInjection, Injectable
 
 log = structlog.get_logger(__name__)

@@ -16,16 +16,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_manager.adapters.driver_files.containerd import (
+from gpu_manager.adapters.driver_files.host import HostFiles, NotedFiles
+from gpu_manager.adapters.driver_files.node_config import (
     FIRST_WITH_CDI_ON,
     ContainerdConfig,
+    command_lines,
+    flag,
     merged,
     parse_toml,
     read_containerd,
+    runtime_socket,
     table,
 )
-from gpu_manager.adapters.driver_files.host import HostFiles, NotedFiles
-from gpu_manager.adapters.driver_files.kubelet_config import command_lines, flag, runtime_socket
 from gpu_manager.domain.contract import CDI_DIR, KUBELET_DIR
 
 SPEC_DIR: Final = CDI_DIR

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from gpu_manager.adapters.kube.connection import ABSENT, CONFLICT, Connection
-from gpu_manager.adapters.kube.pod_paths import segment
+from gpu_manager.adapters.kube.connection import ABSENT, CONFLICT, Connection, segment
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain.contract import DRA_DRIVER
-from gpu_manager.domain.dra.allocated import AllocatedClaim, parse_allocated_claim
+from gpu_manager.domain.dra.allocation import AllocatedClaim, parse_allocated_claim
 from gpu_manager.domain.dra.device import SharedDevice
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.resources import parse_quantity

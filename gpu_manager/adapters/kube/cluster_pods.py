@@ -15,9 +15,12 @@ from gpu_manager.adapters.kube.connection import (
     Connection,
     Refused,
     Unreachable,
+    events_path,
+    named_path,
+    pod_path,
+    pods_path,
 )
 from gpu_manager.adapters.kube.outbox import Outbox
-from gpu_manager.adapters.kube.pod_paths import events_path, named_path, pod_path, pods_path
 from gpu_manager.adapters.kube.tasks import (
     EventTeller,
     Thing,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from gpu_manager.adapters.kube.connection import CONFLICT, Connection
-from gpu_manager.adapters.kube.pod_paths import segment
+from gpu_manager.adapters.kube.connection import CONFLICT, Connection, segment
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid

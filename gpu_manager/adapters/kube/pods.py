@@ -15,10 +15,9 @@ from typing import Any, Protocol
 
 import structlog
 
-from gpu_manager.adapters.kube.connection import Connection, Unreachable
+from gpu_manager.adapters.kube.connection import Connection, Unreachable, named_path
 from gpu_manager.adapters.kube.objects import Obj, Unreadable, named
 from gpu_manager.adapters.kube.outbox import Outbox
-from gpu_manager.adapters.kube.pod_paths import named_path
 from gpu_manager.adapters.kube.reflector import Pause, Reflector, WatchedObjects
 from gpu_manager.adapters.kube.tasks import EventTeller, EvictPod, MarkPod, Thing, annotate_pod
 from gpu_manager.domain.contract import EVENT_UNREADABLE, EVICT, OUR_PREFIX

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpu_manager.adapters.kube.agents import is_agent
-from gpu_manager.adapters.kube.connection import Connection, Refused
+from gpu_manager.adapters.kube.connection import Connection, Refused, pods_path, segment
 from gpu_manager.adapters.kube.objects import Told, named, unheard
-from gpu_manager.adapters.kube.pod_paths import pods_path, segment
 from gpu_manager.adapters.kube.streams import Pages
 from gpu_manager.domain.cluster.accounting import cluster_books
 from gpu_manager.domain.cluster.claims import KnownClaim, read_claim

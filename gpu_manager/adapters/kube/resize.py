@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from gpu_manager.adapters.kube.connection import CONFLICT, Connection, Refused
-from gpu_manager.adapters.kube.pod_paths import named_path, pods_path, segment
+from gpu_manager.adapters.kube.connection import CONFLICT, Connection, Refused, named_path, pods_path, segment
 from gpu_manager.adapters.kube.reading import labelled_pods, read_object
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted

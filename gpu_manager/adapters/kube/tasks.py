@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, Self, TypeVar
 
-from gpu_manager.adapters.kube.connection import ABSENT, CONFLICT, Connection, Refused
+from gpu_manager.adapters.kube.connection import ABSENT, CONFLICT, Connection, Refused, named_path, pod_path
 from gpu_manager.adapters.kube.outbox import FINAL, Task
-from gpu_manager.adapters.kube.pod_paths import named_path, pod_path
 from gpu_manager.domain.contract import (
     AGENT_NAME,
     EVENT_EVADER,

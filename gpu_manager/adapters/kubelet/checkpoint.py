@@ -32,7 +32,7 @@ from gpu_manager.domain.contract import ALLOCATION, CRI_DEVICE
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import LARGEST_COUNT, Amount
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
-from gpu_manager.ports.kubelet import CheckpointEntry, PredecessorPod
+from gpu_manager.ports.records import CheckpointEntry, PredecessorPod
 
 log = structlog.get_logger(__name__)
 

@@ -23,7 +23,7 @@ from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, MAX_BYTES, parse_
 from gpu_manager.domain.contract import CORE, CORE_SOCKET, KUBELET_SOCKET, MEMORY, MEMORY_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
-from gpu_manager.ports.kubelet import CheckpointEntry, PodResourcesEntry
+from gpu_manager.ports.records import CheckpointEntry, PodResourcesEntry
 
 # An answer without a fresh List can be wrong for the pod's whole life, and the question has no deadline: on a
 # machine that stalled, 3 s were not enough.
@@ -63,7 +63,7 @@ class _Connection:
 
 
 class KubeletClient:
-    """Implements :class:`gpu_manager.ports.kubelet.Kubelet`.
+    """Implements :class:`gpu_manager.ports.records.Kubelet`.
 
     ``device_plugins`` and ``pod_resources`` are the kubelet's directories; only ids of ``resources`` (our
     resources, each with the name of its socket) are reported. Call :meth:`listing` in GetPreferredAllocation,

@@ -14,7 +14,8 @@ from enum import Enum
 from typing import Annotated, Any, Final
 
 from gpu_manager.cli.kubectl import service
-from gpu_manager.cli.kubectl.login import (
+from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, labelled, read_target
+from gpu_manager.cli.kubectl.service import (
     BY_KUBECONFIG,
     Access,
     AllNamespaces,
@@ -23,7 +24,6 @@ from gpu_manager.cli.kubectl.login import (
     Selector,
     log_in,
 )
-from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, labelled, read_target
 from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
 from gpu_manager.domain.advice.opt_in import (
     SizeBounds,

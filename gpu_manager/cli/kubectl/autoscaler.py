@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Any, Final
 
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, log_in
 from gpu_manager.cli.kubectl.names import read_target
+from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Access, log_in
 from gpu_manager.domain.cluster.node_json import whole_number
 from gpu_manager.domain.contract import CORE, MEMORY, MODEL_LABEL
 from gpu_manager.domain.errors import RequestInvalid, quoted

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from gpu_manager.adapters import prometheus
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, log_in, object_name
+from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Access, log_in, object_name
 from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.domain.billing import FIGURES
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
@@ -132,7 +132,7 @@ def _through_api_server(
         raise RequestInvalid(
             f"--prometheus is {quoted(address)}: write a URL, or NAMESPACE/SERVICE[:PORT] such as {USUAL}"
         )
-    from gpu_manager.adapters.kube.pod_paths import service_page  # noqa: PLC0415  # heavy, as in log_in
+    from gpu_manager.adapters.kube.connection import service_page  # noqa: PLC0415  # heavy, as in log_in
 
     scheme, service_namespace, name, port = match[1] or "http", match[2], match[3], match[4] or "9090"
     path = service_page(service_namespace, name, port, prometheus.PATH, scheme)

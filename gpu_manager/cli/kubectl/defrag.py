@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from shlex import join
 from typing import Annotated, Any, Final
 
-from gpu_manager.cli.kubectl import cluster_view, requested_pods
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Namespace
+from gpu_manager.cli.kubectl import cluster_view
 from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, is_file, read_target
+from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Access, Namespace
 from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
@@ -76,7 +76,7 @@ def command(
 
 
 def _drafted(manifest: str, view: cluster_view.ClusterView) -> SimPod:
-    pods = [one.pod for one in requested_pods.requested([manifest], view)]
+    pods = [one.pod for one in cluster_view.requested([manifest], view)]
     if len(pods) != 1:
         raise RequestInvalid(f"{printable(manifest)}: {len(pods)} pods that ask for cards; give one")
     return pods[0]

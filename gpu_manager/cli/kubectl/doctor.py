@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, log_in
+from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Access, log_in
 from gpu_manager.cli.output import TABLE, Printing, coloured
 from gpu_manager.domain.doctor import CLUSTER_CHECKS, examine
 from gpu_manager.domain.doctor.facts import DoctorCheck, Facts, Report, Severity

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from gpu_manager.adapters.manifests import Manifest, manifest_of, read_objects
-from gpu_manager.cli.files import Filenames, chosen_files, load, shown
+from gpu_manager.cli.files import Filenames, chosen_files, drafted_pod, load, pods_of, shown
 from gpu_manager.cli.kubectl import service
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, Namespace, Selector, log_in
 from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, is_file, read_target, selected
+from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Access, Login, Namespace, Selector, log_in
 from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
-from gpu_manager.cli.pod_templates import drafted_pod, pods_of
 from gpu_manager.domain.cluster.kubelet_ids import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.cluster.pod_holder import Hold, HoldFacts, find_holder, gates_of, is_older

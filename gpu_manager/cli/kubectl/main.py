@@ -15,7 +15,7 @@ COMMANDS: Commands = {
         "Print what an autoscaler must know of nodes to come.",
     ),
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
-    "cordon": ("gpu_manager.cli.kubectl.cordon", "Close cards to new shares."),
+    "cordon": ("gpu_manager.cli.kubectl.cards:cordon", "Close cards to new shares."),
     "cost": (
         "gpu_manager.cli.kubectl.cost",
         "Show core-hours, GiB-hours and waste, by namespace, pod or label.",
@@ -23,7 +23,10 @@ COMMANDS: Commands = {
     "defrag": ("gpu_manager.cli.kubectl.defrag", "Print the fewest moves that make room for a pod."),
     "doctor": ("gpu_manager.cli.kubectl.doctor", "Find what is wrong in the cluster, each with its cure."),
     "explain": ("gpu_manager.cli.kubectl.explain", "Say why a pod waits, or where one would go."),
-    "graph": ("gpu_manager.cli.kubectl.graph", "Show the cards of the cluster, and who holds what of them."),
+    "graph": (
+        "gpu_manager.cli.kubectl.cards:graph",
+        "Show the cards of the cluster, and who holds what of them.",
+    ),
     "migrate": (
         "gpu_manager.cli.kubectl.migrate.command",
         "Translate manifests of HAMi, Volcano, KAI, gpushare, NVIDIA's plugin and others.",
@@ -34,7 +37,7 @@ COMMANDS: Commands = {
     "simulate": ("gpu_manager.cli.kubectl.simulate", "Say whether pods would fit, or what if a node goes."),
     "top": ("gpu_manager.cli.kubectl.top", "Show what each container was given, and what it uses of it."),
     "ui": ("gpu_manager.cli.kubectl.ui", "Open the cluster's console in the browser."),
-    "uncordon": ("gpu_manager.cli.kubectl.cordon:uncordon", "Open cards that were closed."),
+    "uncordon": ("gpu_manager.cli.kubectl.cards:uncordon", "Open cards that were closed."),
     "version": (
         "gpu_manager.cli.kubectl.version",
         "Show the versions of this program, the service, the agents.",

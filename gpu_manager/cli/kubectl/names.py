@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpu_manager.cli.files import SUFFIXES
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Login, kubeconfig_of, log_in, object_name
+from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Login, kubeconfig_of, log_in, object_name
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import RequestInvalid, VcudaError, quoted
 from gpu_manager.domain.untrusted import mapping, text
@@ -85,8 +85,7 @@ def selected(
     """The pods or nodes that the selector finds; pods of the namespace or of all. Raises RequestInvalid: it
     is malformed.
     """
-    from gpu_manager.adapters.kube.connection import Refused  # noqa: PLC0415  # as in log_in
-    from gpu_manager.adapters.kube.pod_paths import pods_path  # noqa: PLC0415  # as above
+    from gpu_manager.adapters.kube.connection import Refused, pods_path  # noqa: PLC0415  # as in log_in
     from gpu_manager.adapters.kube.reading import list_all  # noqa: PLC0415  # as above
 
     path = _LIST.format(kind) if everywhere else pods_path(login.namespace)
@@ -186,8 +185,8 @@ def _names(kind: str, before: Sequence[str]) -> Iterable[str]:
 
 
 def _listed(kind: str, login: Login) -> list[str]:
+    from gpu_manager.adapters.kube.connection import pods_path  # noqa: PLC0415  # as above
     from gpu_manager.adapters.kube.cordon import places_of_cards  # noqa: PLC0415  # as in log_in
-    from gpu_manager.adapters.kube.pod_paths import pods_path  # noqa: PLC0415  # as above
     from gpu_manager.adapters.kube.reading import list_all  # noqa: PLC0415  # as above
 
     if kind == "cards":

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from gpu_manager.cli.kubectl import service
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, AllNamespaces, Login, Namespace, log_in
 from gpu_manager.cli.kubectl.names import read_target
+from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Access, AllNamespaces, Login, Namespace, log_in
 from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
 from gpu_manager.domain.cluster.quota import QUOTA_PLACE, Quota, quota_table, read_quota
 from gpu_manager.domain.errors import RequestInvalid, printable

@@ -18,13 +18,13 @@ from typing import Annotated, Any, Final
 import gpu_manager
 from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.doctor import document
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, log_in
+from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Access, Login, log_in
 from gpu_manager.cli.kubectl.version import own_version
 from gpu_manager.domain.contract import ADMISSION_NAME, TOKEN_HEADER
 from gpu_manager.domain.doctor import CLUSTER_CHECKS, examine
 from gpu_manager.domain.doctor.facts import Facts
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
-from gpu_manager.domain.pseudonyms import WORD, Pseudonyms
+from gpu_manager.domain.names import WORD, Pseudonyms
 from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.runtime.arguments import Option
 
@@ -208,7 +208,7 @@ def _records(login: Login, admission: str) -> Iterator[tuple[str, bytes]]:
 
 def _replicas(login: Login, admission: str) -> Sequence[str]:
     """The roots of the pages of the service's pods."""
-    from gpu_manager.adapters.kube.pod_paths import pod_page, pods_path  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.connection import pod_page, pods_path  # noqa: PLC0415  # as in log_in
     from gpu_manager.adapters.kube.streams import Pages  # noqa: PLC0415  # as in log_in
 
     namespace = admission.partition("/")[0]

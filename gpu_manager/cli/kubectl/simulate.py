@@ -9,12 +9,12 @@ from itertools import groupby
 from typing import Annotated, Any
 
 from gpu_manager.cli.files import Filenames, Files, chosen_files
-from gpu_manager.cli.kubectl import cluster_view, requested_pods, service
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, log_in
+from gpu_manager.cli.kubectl import cluster_view, service
 from gpu_manager.cli.kubectl.names import read_target
+from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Access, log_in
 from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.domain.errors import RequestInvalid, printable
-from gpu_manager.domain.kube.host_resources import HostResources
+from gpu_manager.domain.kube.constraints import HostResources
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.whatif.simulation import (
     MOST_ASKED,
@@ -77,14 +77,14 @@ def command(
         view.node(drain_node)
         found = _alone(drain(view.nodes, drain_node), "the service is not asked about --drain")
     else:
-        pods = requested_pods.requested(files, view)
-        claiming = 0 if "-" in files else requested_pods.pods_with_claims(files)
+        pods = cluster_view.requested(files, view)
+        claiming = 0 if "-" in files else cluster_view.pods_with_claims(files)
         if not pods:
             raise RequestInvalid(_CLAIMS_ALONE if claiming else _NO_PODS)
         if claiming:
             print(f"Not counted: {claiming} manifests whose pods use ResourceClaims.", file=sys.stderr)
         if like:
-            kind = requested_pods.kind_of_node(like, view)
+            kind = cluster_view.kind_of_node(like, view)
             needed = nodes_needed(view.nodes, [one.pod for one in pods], kind)
             found = _alone(needed, "the service is not asked about --like")
         else:
@@ -135,7 +135,7 @@ def _alone(forecast: Forecast, why: str) -> _Found:
 
 def _forecast(
     view: cluster_view.ClusterView,
-    pods: Sequence[requested_pods.RequestedPod],
+    pods: Sequence[cluster_view.RequestedPod],
     admission: str,
     access: Access,
 ) -> _Found:
@@ -161,7 +161,7 @@ def _forecast(
 
 
 def _question(
-    view: cluster_view.ClusterView, pods: Sequence[requested_pods.RequestedPod]
+    view: cluster_view.ClusterView, pods: Sequence[cluster_view.RequestedPod]
 ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
     """What the service is asked, and why pods that no node admits fit nowhere."""
     nowhere: dict[str, str] = {}

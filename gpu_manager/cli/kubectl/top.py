@@ -9,7 +9,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from gpu_manager.cli.kubectl import service
-from gpu_manager.cli.kubectl.login import (
+from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, labelled, read_target
+from gpu_manager.cli.kubectl.service import (
     BY_KUBECONFIG,
     Access,
     AllNamespaces,
@@ -18,7 +19,6 @@ from gpu_manager.cli.kubectl.login import (
     Selector,
     log_in,
 )
-from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, labelled, read_target
 from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_books import NodeBooks

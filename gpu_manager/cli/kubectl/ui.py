@@ -20,7 +20,7 @@ from typing import Annotated, Final
 from urllib.parse import urlencode
 
 from gpu_manager.cli.kubectl import service
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, Namespace, log_in
+from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Access, Login, Namespace, log_in
 from gpu_manager.cli.program import interrupt_on_termination
 from gpu_manager.domain.contract import TOKEN_HEADER
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 from gpu_manager.cli.kubectl import service
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, log_in
+from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Access, Login, log_in
 from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.untrusted import text

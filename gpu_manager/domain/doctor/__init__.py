@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from gpu_manager.domain.doctor.agent import AGENT
 from gpu_manager.domain.doctor.control import CONTROL
-from gpu_manager.domain.doctor.driver import DRIVER
 from gpu_manager.domain.doctor.facts import (
     DoctorCheck,
     DoctorFinding,
@@ -22,9 +21,8 @@ from gpu_manager.domain.doctor.facts import (
     Unseen,
     seen,
 )
-from gpu_manager.domain.doctor.kubelet import BOTH, KUBELET
+from gpu_manager.domain.doctor.machine import BOTH, DRIVER, KUBELET, RUNTIME
 from gpu_manager.domain.doctor.nodes import NODES
-from gpu_manager.domain.doctor.runtime import RUNTIME
 
 NODE_CHECKS: Final[tuple[DoctorCheck, ...]] = (*DRIVER, *RUNTIME, *KUBELET, *BOTH, *AGENT)
 CLUSTER_CHECKS: Final[tuple[DoctorCheck, ...]] = (*NODES, *CONTROL)

@@ -4,7 +4,7 @@
 :mod:`gpu_manager.domain.placement.explain` writes the reason if it has none.
 
 A pod is placed as a whole, its containers in the kubelet's order. A fraction lies on one card, or in equal
-parts on several different ones (:mod:`several_cards`); whole cards are idle cards, charged with all their
+parts on several different ones (:func:`several_cards`); whole cards are idle cards, charged with all their
 memory. Several whole cards are the best-linked set that the kubelet admits (:func:`numa.admitted_set`); for
 everything else the pod's annotation ``tencent.com/placement`` picks one of :data:`POLICIES`.
 
@@ -37,11 +37,10 @@ from typing import Final
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import Bug, DoesNotFit, quoted
 from gpu_manager.domain.kube.pod import PodUid
-from gpu_manager.domain.placement.card_sets import fragment
+from gpu_manager.domain.placement.card_sets import fragment, several_cards
 from gpu_manager.domain.placement.explain import Refusal, advise, advise_none, nearest_request, refuse
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.placement.numa import admitted_set, aligned, most_together
-from gpu_manager.domain.placement.several_cards import several_cards
 from gpu_manager.domain.placement.trial_placement import ContainerGroup, LeastNeed, TrialPlacement, groups_of
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest, Request

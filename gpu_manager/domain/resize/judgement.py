@@ -43,9 +43,8 @@ from gpu_manager.domain.resources import (
     format_bytes,
     lenient_count,
 )
-from gpu_manager.domain.rules.pod_annotations import ceiling_of
+from gpu_manager.domain.rules.pod_annotations import ceiling_of, nearest_totals
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
-from gpu_manager.domain.rules.several_cards import nearest_totals
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
 _MOST_CORES = CORES_PER_CARD - 1

@@ -2,7 +2,7 @@
 
 A container requests whole cards (a multiple of 100 cores), or a part of one card (1 to 99 cores) together
 with memory, or nothing. 0 is legal, but never suggested as a remedy. Equal parts of several cards:
-:mod:`gpu_manager.domain.rules.several_cards`. A LimitRange that gives containers a
+:mod:`gpu_manager.domain.rules.pod_annotations`. A LimitRange that gives containers a
 request for cards which their authors did not write is warned of.
 """
 
@@ -31,19 +31,20 @@ from gpu_manager.domain.rules.pod_annotations import (
     ceiling_of,
     check_annotations,
     check_guarded,
+    check_init_containers,
+    check_parts,
     guarded_keys,
     models_of,
     placement_of,
     preload_of,
     priority_of,
     uuids_of,
+    warn_cards,
     warn_priority,
 )
 from gpu_manager.domain.rules.request import Request
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
-from gpu_manager.domain.rules.several_cards import check_init_containers, check_parts, warn_cards
-from gpu_manager.domain.rules.shown_cards import check_visible_devices, warn_privileged
-from gpu_manager.domain.rules.unknown_names import unknown_names
+from gpu_manager.domain.rules.unknown_names import check_visible_devices, unknown_names, warn_privileged
 from gpu_manager.domain.untrusted import mapping, mappings
 
 __all__ = [

@@ -15,8 +15,15 @@ from typing import Final
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import MULTI_CARD, RELEASE_FEATURES
 from gpu_manager.domain.errors import quoted
-from gpu_manager.domain.kube.constraints import ANYWHERE, NodeConstraints, PodConstraints, shown_bars
-from gpu_manager.domain.kube.host_resources import ANY, ONE_POD, HostResources
+from gpu_manager.domain.kube.constraints import (
+    ANY,
+    ANYWHERE,
+    ONE_POD,
+    HostResources,
+    NodeConstraints,
+    PodConstraints,
+    shown_bars,
+)
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share

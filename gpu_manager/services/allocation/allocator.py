@@ -20,20 +20,19 @@ from typing import NoReturn
 import structlog
 
 from gpu_manager.domain.admission_match import PreferenceCall
+from gpu_manager.domain.cluster.pod_charges import allocation_annotations
 from gpu_manager.domain.contract import CARRIERS, CORE, EVENT_REFUSED, MEMORY, NVIDIA
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from gpu_manager.domain.injection import Injection
 from gpu_manager.domain.kube.pod import Pod, PodUid
-from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.containers import Injector
 from gpu_manager.ports.control_pages import ControlPages
-from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.annotation_writeback import strayed_ids
-from gpu_manager.services.allocation.association import Association, is_deleted
+from gpu_manager.services.allocation.association import AdmissionWindow, Association, is_deleted
 from gpu_manager.services.allocation.grant import DELETED, Booked, Decision, annotation_of, limits_of
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.planner import assignment_of

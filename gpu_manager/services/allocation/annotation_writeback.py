@@ -18,14 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.cluster.pod_charges import allocation_annotations, annotations_differ
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.kube.pod import Pod, PodUid
-from gpu_manager.domain.placement.allocation_annotations import allocation_annotations, annotations_differ
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
+from gpu_manager.services.allocation.adopt import is_predecessor_pod
 from gpu_manager.services.allocation.node_state import NodeState, StateView
-from gpu_manager.services.recovery.predecessor_pods import is_predecessor_pod
 
 log = structlog.get_logger(__name__)
 

@@ -26,9 +26,9 @@ from gpu_manager.domain.resize.judgement import resized, size_of
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports.api_server import KnownPod
-from gpu_manager.ports.kubelet import CheckpointEntry
-from gpu_manager.ports.store import Store
+from gpu_manager.ports.records import CheckpointEntry, Store
 from gpu_manager.services.allocation import adopt, grant, planner, preferred_ids, unidentified_grants
+from gpu_manager.services.allocation.adopt import recognised
 from gpu_manager.services.allocation.association import Hints, Identification, likely, probable
 from gpu_manager.services.allocation.books import Books, Grant, Key
 from gpu_manager.services.allocation.books_format import BooksEncoder
@@ -36,7 +36,6 @@ from gpu_manager.services.allocation.grant import Booked, Decision
 from gpu_manager.services.allocation.node_cards import KubeletOffer, NodeCards
 from gpu_manager.services.allocation.preferred_ids import IdChoice
 from gpu_manager.services.metrics import ServiceMetrics
-from gpu_manager.services.recovery.predecessor_pods import recognised
 
 log = structlog.get_logger(__name__)
 

@@ -32,7 +32,8 @@ from gpu_manager.domain.placement.protection import explain_unprotected, neighbo
 from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import ControlPages
-from gpu_manager.ports.kubelet import CheckpointEntry, Kubelet
+from gpu_manager.ports.records import CheckpointEntry, Kubelet
+from gpu_manager.services.allocation.adopt import is_predecessor_pod
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
 from gpu_manager.services.allocation.association import pod_of
 from gpu_manager.services.allocation.books import Grant
@@ -41,7 +42,6 @@ from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 from gpu_manager.services.metrics import ServiceMetrics
-from gpu_manager.services.recovery.predecessor_pods import is_predecessor_pod
 
 log = structlog.get_logger(__name__)
 

@@ -31,7 +31,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.mig import parse_place
 from gpu_manager.ports.api_server import InventoryPublisher
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.store import Store
+from gpu_manager.ports.records import Store
 from gpu_manager.runtime import threads
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.node_state import NodeState

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import structlog
 
 from gpu_manager.domain.contract import EVENT_REFUSED
-from gpu_manager.domain.dra.allocated import AllocatedClaim, ClaimedShare
+from gpu_manager.domain.dra.allocation import AllocatedClaim, ClaimedShare
 from gpu_manager.domain.dra.device import device_names, for_claims
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError, quoted
 from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid

@@ -28,8 +28,15 @@ from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.cards import ProcessUse
 from gpu_manager.ports.clock import Clock
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.enforcement.container_grants import described, pods_by_uid, users_of
-from gpu_manager.services.enforcement.usage_sample import Place, Sample, ShareUse, is_beside_others
+from gpu_manager.services.enforcement.usage_sample import (
+    Place,
+    Sample,
+    ShareUse,
+    described,
+    is_beside_others,
+    pods_by_uid,
+    users_of,
+)
 
 log = structlog.get_logger(__name__)
 

@@ -42,20 +42,18 @@ from gpu_manager.ports.containers import HostProcesses
 from gpu_manager.ports.control_pages import PageEvidence, TenantUse
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.enforcement.container_grants import (
-    PageSlots,
-    described,
-    pods_by_uid,
-    users_of,
-    without_slots,
-)
 from gpu_manager.services.enforcement.time_sharing import SliceCheck
 from gpu_manager.services.enforcement.usage_sample import (
     DriverSample,
+    PageSlots,
     Place,
     Sample,
     ShareUse,
+    described,
     is_beside_others,
+    pods_by_uid,
+    users_of,
+    without_slots,
 )
 from gpu_manager.services.metrics import ServiceMetrics
 

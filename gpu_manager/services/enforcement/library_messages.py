@@ -25,7 +25,7 @@ from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import PageEvidence
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.enforcement.container_grants import described, pods_by_uid, users_of
+from gpu_manager.services.enforcement.usage_sample import described, pods_by_uid, users_of
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)

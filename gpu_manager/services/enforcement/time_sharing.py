@@ -27,8 +27,7 @@ import structlog
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, Excess
 from gpu_manager.domain.enforcement.evasion import EvasionReason
-from gpu_manager.domain.enforcement.time_sharing import CardActivity, SharedCard
-from gpu_manager.domain.enforcement.time_slices import LongSlices, SliceReading
+from gpu_manager.domain.enforcement.time_sharing import CardActivity, LongSlices, SharedCard, SliceReading
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.clock import Clock

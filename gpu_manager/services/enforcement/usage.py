@@ -20,7 +20,7 @@ import structlog
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import account_error
-from gpu_manager.domain.enforcement.time_slices import NO_STALLS
+from gpu_manager.domain.enforcement.time_sharing import NO_STALLS
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Share
@@ -31,11 +31,12 @@ from gpu_manager.ports.containers import Processes
 from gpu_manager.ports.control_pages import ControlPages, TenantUse
 from gpu_manager.services.allocation.books import Grant, Key, is_claims
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.enforcement.container_grants import ContainerGrants, PageSlots
 from gpu_manager.services.enforcement.evasion_detector import MemoryPastAccount
 from gpu_manager.services.enforcement.time_sharing import CardTenant
 from gpu_manager.services.enforcement.usage_sample import (
+    ContainerGrants,
     DriverSample,
+    PageSlots,
     Place,
     ProcessOwners,
     Sample,

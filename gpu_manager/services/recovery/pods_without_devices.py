@@ -26,8 +26,8 @@ from gpu_manager.domain.kube.pod import MIRROR, Container, ContainerKind, Pod, P
 from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.containers import Processes
-from gpu_manager.ports.kubelet import Kubelet, PodResourcesEntry
-from gpu_manager.services.allocation.admission_window import AdmissionWindow
+from gpu_manager.ports.records import Kubelet, PodResourcesEntry
+from gpu_manager.services.allocation.association import AdmissionWindow
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.metrics import ServiceMetrics
 

@@ -22,21 +22,20 @@ from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of, priority_of
 from gpu_manager.ports.api_server import KnownPod
-from gpu_manager.ports.kubelet import CheckpointEntry, PodResourcesEntry, PredecessorPod
-from gpu_manager.ports.store import Store
-from gpu_manager.services.allocation.adopt import in_parts
+from gpu_manager.ports.records import CheckpointEntry, PodResourcesEntry, PredecessorPod, Store
+from gpu_manager.services.allocation.adopt import (
+    in_parts,
+    is_predecessor_pod,
+    recognised,
+    shares_by_annotation,
+    shares_by_record,
+)
 from gpu_manager.services.allocation.books import Books, Grant, Key
 from gpu_manager.services.allocation.books_format import decode, decode_sides
 from gpu_manager.services.allocation.grant import annotation_of
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 from gpu_manager.services.metrics import ServiceMetrics
-from gpu_manager.services.recovery.predecessor_pods import (
-    is_predecessor_pod,
-    recognised,
-    shares_by_annotation,
-    shares_by_record,
-)
 
 log = structlog.get_logger(__name__)
 

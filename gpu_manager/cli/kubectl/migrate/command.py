@@ -14,7 +14,6 @@ from typing import Annotated, Final
 
 from gpu_manager.adapters.manifests import read_documents, read_objects
 from gpu_manager.cli.files import Filenames, Files, chosen_files, load, shown
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access
 from gpu_manager.cli.kubectl.migrate.left_over import left_over
 from gpu_manager.cli.kubectl.migrate.model import (
     CardSize,
@@ -26,6 +25,7 @@ from gpu_manager.cli.kubectl.migrate.model import (
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
 from gpu_manager.cli.kubectl.migrate.systems.nvidia import agreed
 from gpu_manager.cli.kubectl.migrate.translate import Rewritten, documents, json_text, rewrite, translate
+from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Access
 from gpu_manager.cli.output import painted
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.resources import GIB, MIB
@@ -285,10 +285,10 @@ def of_model(words: str) -> CardSize:
 
 def of_node(name: str, access: Access) -> CardSize:
     """Return the smallest card of a node of the cluster, or of a profile. Raises RequestInvalid."""
-    from gpu_manager.cli.kubectl import cluster_view, requested_pods  # noqa: PLC0415  # asks the API server
+    from gpu_manager.cli.kubectl import cluster_view  # noqa: PLC0415  # only for --like
 
     view = cluster_view.read_view("", access)
-    cards = [state.card for state in requested_pods.kind_of_node(name, view).cards if not state.card.mig]
+    cards = [state.card for state in cluster_view.kind_of_node(name, view).cards if not state.card.mig]
     if not cards:
         raise RequestInvalid(f"--like is {quoted(name)}: the node publishes no card that can be shared")
     least = min(cards, key=lambda card: card.memory - card.reserved)

@@ -7,6 +7,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from gpu_manager.cli.files import object_name
 from gpu_manager.cli.kubectl.migrate.model import (
     Becomes,
     Fate,
@@ -17,7 +18,6 @@ from gpu_manager.cli.kubectl.migrate.model import (
 )
 from gpu_manager.cli.kubectl.migrate.systems import PREDECESSOR, SYSTEMS
 from gpu_manager.cli.kubectl.migrate.systems.nvidia import advice_of
-from gpu_manager.cli.pod_templates import object_name
 from gpu_manager.domain.contract import CORE, GPU_MODEL, MEMORY
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.resources import parse_quantity

@@ -19,11 +19,11 @@ from typing import Any
 import yaml
 
 from gpu_manager.adapters.manifests import read_documents
+from gpu_manager.cli.files import FoundTemplate, object_name, pod_templates
 from gpu_manager.cli.kubectl.migrate.left_over import QUEUE_NAME, UNCOVERED, left_over
 from gpu_manager.cli.kubectl.migrate.model import FindingKind, MigrationFinding, MigrationTerms, System
 from gpu_manager.cli.kubectl.migrate.patch import patched
 from gpu_manager.cli.kubectl.migrate.pod_template import PodTemplate
-from gpu_manager.cli.pod_templates import FoundTemplate, object_name, pod_templates
 from gpu_manager.domain.contract import CORE, QUOTA_KEY
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import ContainerKind, parse_pod

@@ -5,9 +5,15 @@ Names and meanings are those of the projects' documentation and source as of mid
 
 from typing import Final
 
-from gpu_manager.cli.kubectl.migrate.systems.hami import HAMI, VOLCANO
 from gpu_manager.cli.kubectl.migrate.systems.nvidia import TIME_SLICING
-from gpu_manager.cli.kubectl.migrate.systems.others import GPUSHARE, KAI, PREDECESSOR, VGPU_MANAGER
+from gpu_manager.cli.kubectl.migrate.systems.others import (
+    GPUSHARE,
+    HAMI,
+    KAI,
+    PREDECESSOR,
+    VGPU_MANAGER,
+    VOLCANO,
+)
 
 SYSTEMS: Final = (PREDECESSOR, GPUSHARE, VGPU_MANAGER, HAMI, VOLCANO, KAI, TIME_SLICING)
 MIG: Final = "nvidia.com/mig-"

@@ -1,7 +1,8 @@
-"""``gpu-manager evict-marked``: evicts, within a rate, the pods that agents mark."""
+"""Programs beside the agent: ``gpu-manager keep`` and ``gpu-manager evict-marked``."""
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from pathlib import Path
@@ -9,16 +10,22 @@ from typing import Annotated
 
 import structlog
 
+from gpu_manager.domain.contract import PAGES_DIR
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.runtime import threads
 from gpu_manager.runtime.arguments import Option
 from gpu_manager.runtime.program import Ending, configure_log
 
 log = structlog.get_logger(__name__)
 
+
+# `gpu-manager evict-marked`: evicts, within a rate, the pods that agents mark.
+
+
 _LOOK_SECONDS = 1.0
 
 
-def command(
+def evict_marked(
     kubeconfig: Annotated[Path | None, Option(help="Path of a kubeconfig; default: the pod's own.")] = None,
     api_url: Annotated[str | None, Option(help="Address of an API server without credentials.")] = None,
     per_minute: Annotated[
@@ -37,9 +44,9 @@ def command(
       gpu-manager evict-marked --per-minute 5
     """
     configure_log(log_level)
-    from gpu_manager.adapters.clock import SystemClock  # noqa: PLC0415  # the adapters, only where needed
     from gpu_manager.adapters.kube.connection import connect  # noqa: PLC0415  # same
     from gpu_manager.adapters.kube.evictions import KubeEvictions  # noqa: PLC0415  # same
+    from gpu_manager.adapters.machine import SystemClock  # noqa: PLC0415  # the adapters, only where needed
     from gpu_manager.services.evictor import Evictor  # noqa: PLC0415  # same
 
     ending, stop, clock = Ending(), threading.Event(), SystemClock()
@@ -55,3 +62,22 @@ def command(
     looking.join(_LOOK_SECONDS)
     evictions.close()
     connection.close()
+
+
+def keep(
+    pages_dir: Annotated[Path, Option(help="Directory of the control pages.")] = Path(PAGES_DIR),
+) -> None:
+    """Keep all control pages and gates open for writing until SIGTERM, beside the agent.
+
+    The kernel gives no container a lease on a file that is open for writing, and with a lease it could make
+    the agent wait when that returns.
+
+    Examples:
+      gpu-manager keep
+    """
+    from gpu_manager.agent.backends import installed_libraries  # noqa: PLC0415  # the adapters, only where needed
+
+    program = (installed_libraries() or Path()) / "vcuda-gates"
+    if not program.is_file():
+        raise NodeUnready("this package has no vcuda-gates: install the wheel of this machine's architecture")
+    os.execv(program, ["vcuda-gates", "keep", str(pages_dir)])  # noqa: S606 - our own program, by its whole path

@@ -1,4 +1,4 @@
-"""``kubectl vcuda graph``: the cards of the cluster, and who holds what of them."""
+"""Commands on the cards of the cluster: ``kubectl vcuda graph``, ``cordon`` and ``uncordon``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from gpu_manager.cli.kubectl import service
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, log_in
-from gpu_manager.cli.kubectl.names import read_target, selected
+from gpu_manager.cli.kubectl.names import find_cards, read_target, selected
+from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Access, Login, log_in
 from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.kubelet_ids import kubelet_ids
@@ -20,8 +20,54 @@ from gpu_manager.domain.resources import ZERO
 from gpu_manager.domain.untrusted import mapping, mappings, text
 from gpu_manager.runtime.arguments import Argument, Option
 
+# `kubectl vcuda cordon` and `uncordon`: close cards to new shares, whichever node they are in.
 
-def command(
+
+Cards = Annotated[
+    list[str],
+    Argument(
+        metavar="CARD...",
+        help="A UUID or its first letters, NODE/INDEX, or a node for all of its cards.",
+        complete="cards",
+    ),
+]
+
+
+def cordon(cards: Cards, printing: Printing = TABLE, access: Access = BY_KUBECONFIG) -> None:
+    """Close cards to new shares; running pods keep theirs. Needs list and patch on nodes.
+
+    Examples:
+      kubectl vcuda cordon node-1/0
+      kubectl vcuda cordon GPU-2781 node-2
+    """
+    _change(cards, printing, access, close=True)
+
+
+def uncordon(cards: Cards, printing: Printing = TABLE, access: Access = BY_KUBECONFIG) -> None:
+    """Open closed cards again. Needs list and patch on nodes.
+
+    Examples:
+      kubectl vcuda uncordon node-1/0
+    """
+    _change(cards, printing, access, close=False)
+
+
+def _change(cards: list[str], printing: Printing, access: Access, *, close: bool) -> None:
+    from gpu_manager.adapters.kube.cordon import cordon, places_of_cards  # noqa: PLC0415  # as in log_in
+
+    with log_in(access) as login:
+        wanted = find_cards(places_of_cards(login.connection), cards)
+        closed = {
+            node: sorted(cordon(login.connection, node, uuids, close=close)) for node, uuids in wanted.items()
+        }
+    if printing.for_program:
+        printing.emit({"nodes": [{"node": node, "cordoned": cards} for node, cards in closed.items()]})
+        return
+    for node, left in closed.items():
+        print(f"{node}: {len(left)} cordoned" + "".join(f"\n  {uuid}" for uuid in left))
+
+
+def graph(
     nodes: Annotated[
         list[str] | None,
         Argument(
