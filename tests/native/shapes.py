@@ -90,7 +90,9 @@ def held(shape: Shape, limit: int, processes: int, seconds: float, costs: str, s
         return _run(made, environment, shape, processes, seconds, seed, lambda: made.usage(tenant))
 
 
-def beside(shape: Shape, limit: int, flood: int, seconds: float, costs: str, seed: int = 1) -> Use:
+def beside(
+    shape: Shape, limit: int, flood: int, seconds: float, costs: str, seed: int = 1, processes: int = 1
+) -> Use:
     """The program in a container with this limit, beside one of limit ``flood`` whose kernels of 1 ms fill the card."""
     with world(settings=COSTS[costs]) as made:
         tenant, other = made.tenant(limit), made.tenant(flood)
@@ -99,7 +101,9 @@ def beside(shape: Shape, limit: int, flood: int, seconds: float, costs: str, see
             load.wait_running()
             assert until(lambda: made.usage(other).busy_ns > FLOODED_NS)
             environment = made.environment(tenant)
-            use = _run(made, environment, shape, 1, seconds, seed, lambda: made.usage(tenant), shared=True)
+            use = _run(
+                made, environment, shape, processes, seconds, seed, lambda: made.usage(tenant), shared=True
+            )
             load.kill()
             return use
 

@@ -98,7 +98,7 @@ static void a_window_closes_by_itself_once_it_has_cost_enough(void) {
 }
 
 static void nobody_can_foretell_a_window(void) {
-    struct measuring_window one = {0}, other = {.dice = 77};
+    struct measuring_window one = {0}, other = {.seed = 77};
     uint64_t pauses[2] = {0};
     unsigned same = 0, all = 0;
     for (uint64_t now = MS; now < SECONDS; now += LOOK) {

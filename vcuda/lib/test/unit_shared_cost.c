@@ -84,22 +84,52 @@ static void work_of_up_to_a_turn_runs_within_one(void) {
     CHECK(is_near(waited, TURN - 10000), "%lu", (unsigned long)waited);
 }
 
+/* What the launch is charged that began in a turn of its own. */
+static uint64_t own_from_turn(struct cost *cost, uint64_t took_ns, uint32_t sharers_q8) {
+    return took_ns * 256 / shared_cost_divisor(cost, took_ns, false, true, sharers_q8);
+}
+
 /* 5 ms and 3 ms beside one that always has work, 3 ms beside three of them. */
 static void long_work_that_begins_in_a_turn_of_its_own_has_whole_turns_and_the_rest(void) {
-    struct cost *cost = kind(21, 9000000);
-    uint64_t five = 5000000 + 2 * (uint64_t)TURN, three = 3000000 + (uint64_t)TURN;
-    CHECK(is_near(five * 256 / shared_cost_divisor(cost, five, false, true, TWO), 5000000));
-    CHECK(is_near(three * 256 / shared_cost_divisor(cost, three, false, true, TWO), 3000000));
-    three += 2 * (uint64_t)TURN;
-    CHECK(is_near(three * 256 / shared_cost_divisor(cost, three, false, true, 4 * 256), 3000000));
-    CHECK(shared_cost_divisor(cost, five, false, true, SELDOM) == SELDOM);
+    const uint64_t turn = TURN, switches = SHARED_COST_SWITCH_NS;
+    uint64_t five = 5000000 + 2 * (turn + 2 * switches), three = 3000000 + turn + 2 * switches;
+    CHECK(is_near(own_from_turn(kind(21, 9000000), five, TWO), 5000000));
+    CHECK(is_near(own_from_turn(kind(24, 9000000), three, TWO), 3000000));
+    CHECK(is_near(own_from_turn(kind(25, 9000000), three + 2 * (turn + switches), 4 * 256), 3000000));
+    CHECK(shared_cost_divisor(kind(26, 9000000), five, false, true, SELDOM) == SELDOM);
+}
+
+/* 3 ms beside one whose turns are sometimes shorter, or that rests: one whole turn among them tells. */
+static void long_work_has_what_its_launches_agree_on(void) {
+    struct cost *cost = kind(27, 9000000);
+    const uint64_t turn = TURN, whole = 3000000 + turn + 2 * SHARED_COST_SWITCH_NS;
+    own_from_turn(cost, whole, TWO);
+    for (int i = 0; i < 8; i++) {
+        CHECK(is_near(own_from_turn(cost, 4200000, TWO), 3000000));
+        CHECK(is_near(own_from_turn(cost, 3000000, TWO), 3000000));
+    }
+    for (int i = 0; i < 40; i++) /* it becomes longer */
+        own_from_turn(cost, whole + 1500000, TWO);
+    CHECK(is_near(own_from_turn(cost, whole + 1500000, TWO), 4500000));
+}
+
+/* The host sees another container rest for half of the time, and this one's launches find it at work each time. */
+static void others_that_are_met_each_time_always_have_work(void) {
+    struct cost *cost = kind(23, 9000000);
+    uint64_t three = 3000000 + (uint64_t)TURN + 2 * SHARED_COST_SWITCH_NS;
+    for (int i = 0; i < 60; i++)
+        own_from_turn(cost, three, SELDOM);
+    CHECK(is_near(own_from_turn(cost, three, SELDOM), 3000000));
+    for (int i = 0; i < 60; i++)
+        shared_cost_divisor(cost, three, false, i % 2, SELDOM);
+    CHECK(shared_cost_divisor(cost, three, false, false, SELDOM) == SELDOM);
 }
 
 /* Kernels of one name take 20 us or much longer. A launch that began with a time slice did not wait within it. */
 static void of_a_kind_that_varies_work_that_begins_in_a_turn_of_its_own_is_charged_whole(void) {
     struct cost *cost = kind(22, 20000);
     CHECK(is_near(700000 * 256 / shared_cost_divisor(cost, 700000, false, true, TWO), 700000));
-    uint64_t long_ns = 2500000 + (uint64_t)TURN;
+    uint64_t long_ns = 2500000 + (uint64_t)TURN + 2 * SHARED_COST_SWITCH_NS;
     CHECK(is_near(long_ns * 256 / shared_cost_divisor(cost, long_ns, false, true, TWO), 2500000));
     CHECK(is_near(long_ns * 256 / shared_cost_divisor(cost, long_ns, false, true, SELDOM), TURN));
 }
@@ -148,6 +178,8 @@ int main(void) {
     work_of_more_than_a_turn_is_divided();
     work_of_up_to_a_turn_runs_within_one();
     long_work_that_begins_in_a_turn_of_its_own_has_whole_turns_and_the_rest();
+    long_work_has_what_its_launches_agree_on();
+    others_that_are_met_each_time_always_have_work();
     of_a_kind_that_varies_work_that_begins_in_a_turn_of_its_own_is_charged_whole();
     the_first_launches_are_divided_and_the_shortest_is_known();
     kernels_that_become_shorter_or_longer_are_followed();

@@ -44,6 +44,8 @@ void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns) {
     uint64_t weight = seen < 2 ? 1 : seen < COST_AVERAGE_OVER ? seen : COST_AVERAGE_OVER;
     uint64_t mean = cost_ns(cost);
     average(&cost->spread_ns, seen < 2 ? 0 : ns > mean ? ns - mean : mean - ns, weight);
+    if (seen >= COST_AVERAGE_OVER && cost->spread_ns > mean / 2)
+        weight = seen < COST_VARIED_OVER ? seen : COST_VARIED_OVER;
     average(&cost->ns, ns, weight);
     average(&cost->charge_ns, charge_ns, weight);
     __atomic_store_n(&cost->seen, seen + 1, __ATOMIC_RELAXED);

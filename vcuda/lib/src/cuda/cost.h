@@ -25,6 +25,9 @@ static inline uint64_t cost_key(const void *what, uint64_t size) {
 
 #define COST_ENTRIES 1024
 #define COST_AVERAGE_OVER 64 /* measured launches */
+/* The same of a kind that varies by half of its mean. A mean that wanders is paid most often while it is low, by a
+ * program whose limit holds it back: by the square of its relative error too little is charged. */
+#define COST_VARIED_OVER 512
 extern struct cost cost_table[COST_ENTRIES];
 
 /* Look up the entry, or insert one with the initial estimate, evicting another if the table is full. */

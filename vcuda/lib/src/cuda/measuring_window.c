@@ -1,54 +1,67 @@
 #include "cuda/measuring_window.h"
 
-#define PAUSE_LEAST_NS 500000u
-#define PAUSE_MOST_NS 250000000u
+#define EVERY_MOST 250 /* slots */
+#define WINDOWS 8.0    /* what they cost on average is judged over so many */
+#define SLOTS_LATE 64  /* that the settling thread counts at a time: it rests with the program */
 
-/* xorshift: programs cannot foretell when a window begins. */
-static uint32_t roll(struct measuring_window *window, uint64_t now) {
-    if (!window->dice)
-        window->dice = (uint32_t)(now * UINT64_C(0x9e3779b97f4a7c15) >> 32) | 1;
-    window->dice ^= window->dice << 13;
-    window->dice ^= window->dice >> 17;
-    window->dice ^= window->dice << 5;
-    return window->dice;
+/* splitmix64: programs cannot foretell a window. */
+static uint64_t roll(uint64_t number) {
+    number += UINT64_C(0x9e3779b97f4a7c15);
+    number = (number ^ number >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    number = (number ^ number >> 27) * UINT64_C(0x94d049bb133111eb);
+    return number ^ number >> 31;
 }
 
-/* The part of the thread's time that measuring may take until the next window. */
+static bool is_window(const struct measuring_window *window, uint64_t slot) {
+    uint64_t every = __atomic_load_n(&window->every_q8, __ATOMIC_RELAXED);
+    return every <= 256 || (roll(window->seed + slot) >> 32) * every >> 40 == 0;
+}
+
+/* The part of the thread's time that measuring may take from now on. */
 static double part_of(struct measuring_window *window, uint64_t now) {
     double part = (window->unsure ? MEASURING_UNSURE_PERMILLE : MEASURING_SURE_PERMILLE) / 1000.0;
-    if (window->held && window->worked_since && now > window->worked_since) {
-        double held =
-            MEASURING_HELD_PERMILLE / 1000.0 * (double)window->worked_ns / (double)(now - window->worked_since);
+    if (window->held && window->since && now > window->since) {
+        double held = MEASURING_HELD_PERMILLE / 1000.0 * (double)window->worked_ns / (double)(now - window->since);
         part = held < part ? held : part;
     }
-    window->worked_since = now;
+    window->since = now;
     window->worked_ns = 0;
     window->unsure = window->held = false;
     return part;
 }
 
-void measuring_window_turn(struct measuring_window *window, uint64_t now) {
-    bool is_spent = __atomic_load_n(&window->spent_ns, __ATOMIC_RELAXED) >= WINDOW_SPENT_MOST_NS;
-    if (now < window->until && !is_spent)
-        return;
-    if (!measuring_window_is_open(window) && !is_spent) {
-        __atomic_store_n(&window->opened_at, now, __ATOMIC_RELAXED);
-        __atomic_store_n(&window->is_closed, 0, __ATOMIC_RELAXED);
-        window->until = now + WINDOW_NS;
-        window->since = now;
-        return;
-    }
+static void count(struct measuring_window *window, uint64_t slot, uint64_t now) {
     uint64_t spent = __atomic_exchange_n(&window->spent_ns, 0, __ATOMIC_RELAXED);
-    double least = (double)spent / ((double)PAUSE_MOST_NS * 2), part = part_of(window, now);
-    uint64_t earned = now - window->since, due = spent ? (uint64_t)((double)spent / (part > least ? part : least)) : 0;
-    uint64_t pause = due > earned && window->since ? due - earned : 0;
-    window->since = now;
-    if (pause < PAUSE_LEAST_NS) {
-        window->until = now + WINDOW_NS;
-        return;
-    }
-    if (pause > PAUSE_MOST_NS)
-        pause = PAUSE_MOST_NS;
-    window->until = now + pause / 2 + (uint64_t)((double)pause * roll(window, now) / 4294967296.0);
-    __atomic_store_n(&window->is_closed, 1, __ATOMIC_RELAXED);
+    uint64_t at = window->slot && slot - window->slot < SLOTS_LATE ? window->slot : slot - 1;
+    for (; at < slot; at++)
+        if (is_window(window, at)) {
+            window->spent *= 1 - 1 / WINDOWS;
+            window->open = window->open * (1 - 1 / WINDOWS) + WINDOW_NS;
+        }
+    window->slot = slot;
+    window->spent += (double)spent;
+    if (spent || !window->since)
+        window->part = part_of(window, now);
+    double every = window->spent / (window->open > WINDOW_NS ? window->open : WINDOW_NS) / window->part;
+    __atomic_store_n(&window->every_q8, (uint32_t)((every < EVERY_MOST ? every : EVERY_MOST) * 256), __ATOMIC_RELAXED);
+}
+
+bool measuring_window_look(struct measuring_window *window, uint64_t now) {
+    bool open = is_window(window, now / WINDOW_NS) &&
+                __atomic_load_n(&window->spent_ns, __ATOMIC_RELAXED) < WINDOW_SPENT_MOST_NS;
+    if (open == measuring_window_is_open(window))
+        return open;
+    if (open)
+        __atomic_store_n(&window->opened_at, now, __ATOMIC_RELAXED);
+    __atomic_store_n(&window->is_closed, !open, __ATOMIC_RELAXED);
+    return open;
+}
+
+void measuring_window_turn(struct measuring_window *window, uint64_t now) {
+    uint64_t slot = now / WINDOW_NS;
+    if (!window->seed)
+        window->seed = roll(now);
+    if (slot > window->slot)
+        count(window, slot, now);
+    measuring_window_look(window, now);
 }

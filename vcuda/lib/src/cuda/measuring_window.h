@@ -1,9 +1,11 @@
 /* Decides when every launch is measured by itself.
  *
  * An event before and after a launch costs the thread and the card a microsecond or two each, too much for kernels of
- * some microseconds. So a process measures short launches only in windows that begin at random: there each of them, on
- * all of its streams. A launch outside a window costs the mean of its kind. Windows give unbiased means whatever the
- * program does, as long as it cannot predict them.
+ * some microseconds. So a process measures short launches only in windows: there each of them, on all of its streams. A
+ * launch outside a window costs the mean of its kind. Time is cut into slots of a millisecond, and of each `every`
+ * slots one, by chance, is a window. Whatever a program does, and however long it pauses, each of its launches lies in
+ * a window as probably as any other: means are unbiased. (A window that stayed open until something had been measured
+ * would hold what follows a pause too often.)
  *
  * Arithmetic only, as in gpu_time.h. */
 #ifndef VCUDA_MEASURING_WINDOW_H
@@ -25,23 +27,27 @@
 
 /* All zero: open, so that a process's first launches are measured. */
 struct measuring_window {
-    uint32_t is_closed; /* read by launching threads */
-    uint64_t spent_ns;  /* time spent on measuring since the window opened, added by launching threads */
+    uint32_t is_closed; /* what the last look found; read by launching threads */
+    uint32_t every_q8;  /* one slot in so many, in 256ths, is a window; up to 256: each is */
+    uint64_t spent_ns;  /* time spent on measuring since the settling thread counted it, added by launching threads */
     uint64_t opened_at; /* 0: never closed yet */
-    uint64_t since;     /* time spent is counted from here, ... */
-    uint64_t until;     /* ... and judged here */
-    uint32_t dice;
-    bool unsure; /* the means predict recent measurements poorly; settling thread only */
-    /* Only the thread that settles, since the last window closed: card time that the process used, and whether it
-     * waited for its limit. */
-    uint64_t worked_ns, worked_since;
-    bool held;
+    uint64_t seed;
+    /* Only the settling thread: */
+    uint64_t slot;             /* the one in which it counted last */
+    double spent, open;        /* ns that recent windows cost, and for which they were open */
+    double part;               /* of a thread's time that measuring may take */
+    bool unsure;               /* the means predict recent measurements poorly */
+    bool held;                 /* the process waited for its limit */
+    uint64_t worked_ns, since; /* card time that the process used since `part` was set, and when that was */
 };
 
-/* Open or close the window if it is due; called by the settling thread at each pass. A window that cost little stays
- * open. */
+/* Count what windows cost until now, and set how many there may be; called by the settling thread at each pass. */
 void measuring_window_turn(struct measuring_window *window, uint64_t now);
 
+/* Is there a window now? Any thread. */
+bool measuring_window_look(struct measuring_window *window, uint64_t now);
+
+/* The same as of the last look, without a clock. */
 static inline bool measuring_window_is_open(const struct measuring_window *window) {
     return !__atomic_load_n(&window->is_closed, __ATOMIC_RELAXED);
 }

@@ -7,9 +7,23 @@ static struct shared_cost {
     uint64_t key; /* of the cost that this is of */
     uint64_t ns;
     uint32_t seen;
-    uint32_t
-        longer_q16; /* of launches that follow own work, how many took longer than known and less than a turn more */
+    uint32_t longer_q16; /* of launches that follow own work, those that took longer, and less than a turn more */
+    uint32_t met_q16;    /* of the others, those that had to wait for others' work */
+    /* Of a kind that is longer than a turn, from its last launches, and from as many before: it has no less than the
+     * most that any of them surely had, and no more than the shortest of them took. */
+    struct {
+        uint64_t least_ns, most_ns;
+    } bound[2];
+    uint32_t bounded;
 } shared_costs[COST_ENTRIES];
+
+static uint64_t most(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
+
+static uint64_t smaller(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
 
 static struct shared_cost *find_or_begin(const struct cost *cost) {
     struct shared_cost *found = &shared_costs[cost - cost_table];
@@ -65,26 +79,56 @@ uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool foll
     return own ? own : 1;
 }
 
-/* Of a long launch that began in a time slice of its own: its own slices and the others' take turns until it ends. */
-static uint64_t in_slices_ns(uint64_t took_ns, uint32_t sharers_q8) {
-    uint64_t round_ns = (uint64_t)SHARED_COST_TURN_NS * ((sharers_q8 + 255) / 256), rest = took_ns % round_ns;
-    return took_ns / round_ns * SHARED_COST_TURN_NS + (rest < SHARED_COST_TURN_NS ? rest : SHARED_COST_TURN_NS);
+/* What a launch that began in a time slice of its own had at least: whole slices, between others' that may be shorter.
+ */
+static uint64_t least_own_ns(uint64_t took_ns, uint32_t sharers_q8) {
+    uint64_t programs = (sharers_q8 + 255) / 256, round_ns = programs * (SHARED_COST_TURN_NS + SHARED_COST_SWITCH_NS);
+    uint64_t rounds = took_ns / round_ns, rest = took_ns % round_ns;
+    return rounds * SHARED_COST_TURN_NS + (rest < SHARED_COST_TURN_NS ? rest : SHARED_COST_TURN_NS);
 }
 
 /* Of a launch that had a whole time slice of its own at least, if it took that long. */
-static uint64_t from_slice_ns(uint64_t own_ns, uint64_t took_ns, uint32_t sharers_q8) {
+static uint64_t from_slice_ns(uint64_t own_ns, uint64_t took_ns, bool always, uint32_t sharers_q8) {
     if (took_ns <= SHARED_COST_TURN_NS)
         return took_ns;
-    if (sharers_q8 >= ALWAYS_Q8)
-        return in_slices_ns(took_ns, sharers_q8);
+    if (always)
+        return least_own_ns(took_ns, sharers_q8);
     own_ns = own_ns ? own_ns : took_ns * 256 / sharers_q8;
     return own_ns > SHARED_COST_TURN_NS ? own_ns : SHARED_COST_TURN_NS;
 }
 
-uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool in_slice,
+/* Of a kind that is longer than a turn. Where its launches contradict one another it varies, and none tells of others.
+ */
+static uint64_t long_own_ns(struct shared_cost *known, uint64_t took_ns, bool always, uint32_t sharers_q8) {
+    uint64_t least = least_own_ns(took_ns, sharers_q8), own = always ? least : took_ns * 256 / sharers_q8;
+    if (known->bounded++ % AVERAGE_IN == 0) {
+        known->bound[1] = known->bounded == 1 ? (typeof(*known->bound)){0, UINT64_MAX} : known->bound[0];
+        known->bound[0] = (typeof(*known->bound)){0, UINT64_MAX};
+    }
+    known->bound[0].least_ns = most(known->bound[0].least_ns, least);
+    known->bound[0].most_ns = smaller(known->bound[0].most_ns, took_ns);
+    uint64_t low = most(known->bound[0].least_ns, known->bound[1].least_ns);
+    uint64_t high = smaller(known->bound[0].most_ns, known->bound[1].most_ns);
+    own = most(own, least);
+    return low > high ? own : smaller(most(own, low), high);
+}
+
+/* Others that rest now and then may do so just while this kind of launch is not there: what it meets counts. */
+#define MET_OFTEN_Q16 (65536 * 3 / 4)
+
+static bool meets_others(struct shared_cost *known, bool waited) {
+    known->met_q16 += ((waited ? 65536 : 0) - (int32_t)known->met_q16) / 16;
+    return known->met_q16 > MET_OFTEN_Q16;
+}
+
+uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool waited,
                              uint32_t sharers_q8) {
-    uint64_t own_ns = shared_cost_own_ns(cost, took_ns, follows, sharers_q8 >= ALWAYS_Q8, sharers_q8);
-    if (in_slice)
-        own_ns = from_slice_ns(own_ns, took_ns, sharers_q8);
+    struct shared_cost *known = find_or_begin(cost);
+    bool always = sharers_q8 >= ALWAYS_Q8, meets = !follows && meets_others(known, waited);
+    uint64_t own_ns = shared_cost_own_ns(cost, took_ns, follows, always, sharers_q8);
+    if (!follows && known->seen >= FIRST && known->ns > SHARED_COST_TURN_NS)
+        own_ns = long_own_ns(known, took_ns, always || meets, sharers_q8);
+    else if (!follows && waited)
+        own_ns = from_slice_ns(own_ns, took_ns, always || meets, sharers_q8);
     return own_ns ? (uint32_t)(took_ns * 256 / own_ns) : sharers_q8;
 }

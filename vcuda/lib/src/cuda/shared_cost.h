@@ -16,6 +16,7 @@
 /* What a card takes to turn from one process to another, at most: two that always have work get 84 to 94 % of an H100
  * in turns of 2.4 ms (docs/real-card.md). */
 #define SHARED_COST_SWITCH_MOST_NS 150000u
+#define SHARED_COST_SWITCH_NS 100000u /* and as a rule */
 /* A launch that took longer than its kind by this much, or twice as long, waited for a time slice. */
 #define SHARED_COST_NEAR_NS 50000u
 
@@ -26,10 +27,10 @@
 uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool follows, bool always, uint32_t sharers_q8);
 
 /* The divisor x 256 for the time of a launch, by shared_cost_own_ns(), beside `sharers_q8` / 256 containers; 1.75 and
- * more always have work. `in_slice`: it began with a time slice of its own, since it had to wait for it and followed no
- * work of its process. Up to a time slice is then its own; what is longer is divided by slices, else evenly. */
-uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool in_slice,
-                             uint32_t sharers_q8);
+ * more always have work, and so have those that a kind finds at work three times in four. `waited`: it had to wait for
+ * others' work. If it followed no work of its process, it began with a time slice of its own then: up to a slice is its
+ * own, and what is longer is divided by slices, else evenly. */
+uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool waited, uint32_t sharers_q8);
 
 /* The longest total of other containers' time slices that a launch may wait for. */
 static inline int64_t shared_cost_turns_ns(uint32_t sharers_q8) {

@@ -210,7 +210,7 @@ static uint64_t charge_measured(struct timing_span *span, const struct vcuda_lim
     if (known && is_crossed)
         divided = crossed_work_stretch_q8(share->took, known, alone);
     else if (divided > 256 && !alone && !bucket_is_silent(view, now))
-        divided = shared_cost_divisor(span->cost, share->took, share->follows, !share->follows && ran->waited, divided);
+        divided = shared_cost_divisor(span->cost, share->took, share->follows, ran->waited, divided);
     else if (known && !alone)
         divided = sharers_during(view, card, now, share->took, known);
     if (!bucket_is_silent(view, now) && (share->by_itself || !known || !is_crossed))

@@ -239,10 +239,10 @@ static bool may_hold(const struct stream_meter *meter) {
     return !gated && !(tells >> meter->card & 1) && !__atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST);
 }
 
-struct timing_span *timing_span_begin(struct stream_meter *meter, struct timing_span *span, const struct cost *cost,
-                                      bool alone) {
+struct timing_span *timing_span_begin(struct stream_meter *meter, struct timing_span *span, const struct cost *cost) {
     int saved = errno;
     uint64_t now = vcuda_now_ns();
+    bool in_window = measuring_window_look(&meter_window, now), alone = timing_span_is_alone(meter, cost, in_window);
     struct stream_clock clock = clock_of(meter);
     bool idle = now >= clock.idle_at && !clock.waits;
     if (span)
@@ -251,8 +251,7 @@ struct timing_span *timing_span_begin(struct stream_meter *meter, struct timing_
     span = context_meter_is_exhausted(meter->context_meter) ? NULL : open_span(meter, alone, idle, hold, now);
     if (span) {
         now = span->facts.launched_at;
-        bool early = measuring_window_is_early(&meter_window, now);
-        span->early = alone && span_plan_may_be_beside(cost, measuring_window_is_open(&meter_window), early);
+        span->early = alone && span_plan_may_be_beside(cost, in_window, measuring_window_is_early(&meter_window, now));
     }
     stream_clock_launched(&clock, now, idle, cost_ns(cost));
     clock.waits |= span && span->facts.held;

@@ -174,22 +174,25 @@ static inline bool meter_is_classed(int card) {
     return (gated | __atomic_load_n(&meter_tells, __ATOMIC_RELAXED)) >> card & 1;
 }
 
-/* Close the stream's open span, if there is one, and open another: for one launch measured by itself (`alone`), or for
- * tallied launches. NULL if none is free. */
-struct timing_span *timing_span_begin(struct stream_meter *meter, struct timing_span *span, const struct cost *cost,
-                                      bool alone);
+/* Close the stream's open span, if there is one, and open another: for one launch measured by itself, or for tallied
+ * launches. NULL if none is free. */
+struct timing_span *timing_span_begin(struct stream_meter *meter, struct timing_span *span, const struct cost *cost);
 
 /* True if another stream of this process has work in flight on the card. */
 bool timing_span_is_beside(const struct stream_meter *meter);
+
+/* Is the launch measured by itself? */
+static inline bool timing_span_is_alone(const struct stream_meter *meter, const struct cost *cost, bool in_window) {
+    return span_plan_is_alone(cost, in_window) || (span_plan_varies(cost) && !timing_span_is_beside(meter));
+}
 
 /* The span for a launch of this kind; NULL if none is free. */
 static inline struct timing_span *timing_span_take(struct stream_meter *meter, const struct cost *cost) {
     struct timing_span *span = timing_span_hold_any(meter);
     uint64_t ns = cost_ns(cost);
-    bool alone = span_plan_is_alone(cost, measuring_window_is_open(&meter_window)) ||
-                 (span_plan_varies(cost) && !timing_span_is_beside(meter));
-    if (alone || !span || span->facts.expected_ns + ns > SPAN_PLAN_TALLY_NS)
-        return timing_span_begin(meter, span, cost, alone);
+    if (!span || span->facts.expected_ns + ns > SPAN_PLAN_TALLY_NS ||
+        timing_span_is_alone(meter, cost, measuring_window_is_open(&meter_window)))
+        return timing_span_begin(meter, span, cost);
     __atomic_store_n(&meter->clock.idle_at, __atomic_load_n(&meter->clock.idle_at, __ATOMIC_RELAXED) + ns,
                      __ATOMIC_RELAXED);
     return span;

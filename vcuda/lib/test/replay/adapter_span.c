@@ -72,7 +72,7 @@ static void record_start(struct adapter *a, struct span *span, uint32_t number, 
 void adapter_take_span(struct adapter *a, uint32_t number, struct cost *cost) {
     struct stream *stream = &a->stream[number];
     uint64_t now = driver_now(a->driver), ns = cost_ns(cost);
-    bool is_open = measuring_window_is_open(&a->window), early = measuring_window_is_early(&a->window, now);
+    bool is_open = measuring_window_look(&a->window, now), early = measuring_window_is_early(&a->window, now);
     bool alone = span_plan_is_alone(cost, is_open) || (span_plan_varies(cost) && !adapter_is_beside(a, stream));
     bool idle = now >= stream->clock.idle_at && !stream->clock.waits;
     if (stream->open != NONE && (alone || a->span[stream->open].facts.expected_ns + ns > SPAN_PLAN_TALLY_NS))
