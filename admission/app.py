@@ -63,7 +63,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.resize.sizes import KINDS
 from gpu_manager.ports.clock import Clock
-from gpu_manager.runtime.access import AccessCheck
+from gpu_manager.runtime.inbound import AccessCheck
 
 log = structlog.get_logger(__name__)
 

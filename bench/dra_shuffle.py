@@ -34,9 +34,8 @@ from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, ZERO, Amount, parse_quantity
 from gpu_manager.ports.api_server import Claims
 from gpu_manager.servers.dra_plugin import PluginCalls
-from gpu_manager.services.allocation.books import Books
+from gpu_manager.services.allocation.books import Books, NodeCards
 from gpu_manager.services.allocation.books_format import decode
-from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.claims.prepare import ClaimPreparer
 from gpu_manager.services.claims.upkeep import ORDER_SECONDS, SlicePublisher

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary, ref
 
-from admission.cluster.assumed_pods import AssumedPods
+from admission.cluster.other_pods import AssumedPods
 from admission.cluster.pod_view import PodView, answered, pod_view
 from admission.config import KEEP_SECONDS
 from gpu_manager.domain.contract import RESIZE, RESIZED

@@ -29,8 +29,7 @@ from gpu_manager.domain.cluster.usage_history import MINUTES, HistoryQuery
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.ports.clock import Clock
-from gpu_manager.runtime.access import GET_PODS, LIST_EVENTS
-from gpu_manager.runtime.scrape import accepts_gzip
+from gpu_manager.runtime.inbound import GET_PODS, LIST_EVENTS, accepts_gzip
 
 # The recorded decisions on :9443, for `kubectl vcuda report`: for callers who may get pods everywhere.
 

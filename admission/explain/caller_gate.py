@@ -1,7 +1,7 @@
 """Rights for requests on :9443 about pods and quotas: callers must be able to get pods there; their number is
 bounded.
 
-Uses TokenReview and SubjectAccessReview (:mod:`gpu_manager.runtime.access`).
+Uses TokenReview and SubjectAccessReview (:mod:`gpu_manager.runtime.inbound`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 
 from gpu_manager.domain.contract import TOKEN_HEADER
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
-from gpu_manager.runtime.access import GET_PODS, AccessCheck, AccessVerdict, Right
+from gpu_manager.runtime.inbound import GET_PODS, AccessCheck, AccessVerdict, Right
 
 _MOST_AT_WORK: Final = 2  # explanations of a large cluster take a second of one core each
 _MOST_INSIDE: Final = 8  # of the threads that webhooks, too, are answered by

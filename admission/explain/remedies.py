@@ -25,8 +25,8 @@ from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID, PRIORITY
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.kube.constraints import THOUSANDTHS
 from gpu_manager.domain.kube.pod import PodUid
+from gpu_manager.domain.placement.card_sets import most_together
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_placement
-from gpu_manager.domain.placement.numa import most_together
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request

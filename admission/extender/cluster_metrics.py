@@ -20,7 +20,7 @@ from gpu_manager.domain.cluster.quota import QuotaLine
 from gpu_manager.domain.placement.protection import is_protected, neighbours
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.runtime.scrape import counter_by_label
+from gpu_manager.runtime.inbound import counter_by_label
 
 _BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 VERBS: Final = ("filter", "prioritize", "bind", "preempt")

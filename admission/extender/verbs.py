@@ -3,7 +3,7 @@
 Answers are functions of the snapshot and the question; only bind calls the API server. A scheduler decides on
 the next pod before it binds this one, and does not report what it decided. So the node that got the 10 (or
 was the only one to fit) counts as taken by a waiting pod until its bind comes, it is filtered again, it is
-given up, or some minutes pass (:mod:`admission.cluster.assumed_pods`). Otherwise a burst of pods would be
+given up, or some minutes pass (:mod:`admission.cluster.other_pods`). Otherwise a burst of pods would be
 sent to the same card, and a pod that waits for a volume or its gang would lose its place.
 
 :meth:`Extender.routes` is the table that a server mounts; its handlers may be called from any thread.

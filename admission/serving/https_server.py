@@ -24,7 +24,7 @@ from admission.serving.connections import Connections
 from admission.serving.http_protocol import BoundedHttp, Peers, Questions
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.runtime import threads
-from gpu_manager.runtime.listening import bound, spoken
+from gpu_manager.runtime.inbound import bound, spoken
 
 _KEEP_ALIVE_SECONDS: Final = 120  # longer than API servers and schedulers keep idle connections
 _START_SECONDS: Final = 10.0

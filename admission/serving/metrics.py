@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from admission.webhook.admission_review import ReviewVerdict
 from gpu_manager.runtime import threads
-from gpu_manager.runtime.scrape import SampledCounter, scrape
+from gpu_manager.runtime.inbound import SampledCounter, scrape
 
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 

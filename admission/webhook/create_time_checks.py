@@ -21,7 +21,7 @@ from gpu_manager.domain.dra.demand import double_uses, requests_of_containers, s
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.kube.constraints import NodeConstraints, pod_constraints
 from gpu_manager.domain.kube.pod import Pod, parse_pod
-from gpu_manager.domain.placement.numa import most_together
+from gpu_manager.domain.placement.card_sets import most_together
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import format_bytes
 from gpu_manager.domain.rules.pod_annotations import has_fractions_alone

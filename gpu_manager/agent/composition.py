@@ -44,22 +44,19 @@ from gpu_manager.servers.http import PageAccess, StatusServer
 from gpu_manager.servers.plugin_registration import LENDING, SOCKETS
 from gpu_manager.servers.status import Status
 from gpu_manager.services.allocation.allocator import Allocator
-from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback, serve_the_last
 from gpu_manager.services.allocation.association import AdmissionWindow, Association
-from gpu_manager.services.allocation.books import Books
-from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.allocation.books import Books, NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.allocation.prestart import LimitPages, PreStart
+from gpu_manager.services.allocation.prestart import AnnotationWriteback, LimitPages, PreStart, serve_the_last
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.cards.closed_cards import InjectionWatch, OtherPlugins
 from gpu_manager.services.cards.health import VANISHED, Health
 from gpu_manager.services.cards.inventory import InventoryService, KnownCards
 from gpu_manager.services.cards.mig_instances import MigInstances
 from gpu_manager.services.metrics import ServiceMetrics
-from gpu_manager.services.recovery import injection_keeper, reclaimer
-from gpu_manager.services.recovery.injection_keeper import InjectionKeeper
-from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
+from gpu_manager.services.recovery import reclaimer, repairs
 from gpu_manager.services.recovery.rebuild import load_books, rebuild
+from gpu_manager.services.recovery.repairs import InjectionKeeper, PodsWithoutDevices
 
 log = structlog.get_logger(__name__)
 
@@ -404,7 +401,7 @@ class Agent:
             threads.forever("inventory", lambda: self.inventory.run(self._stop)),
             *self.running.threads(self._stop),
             self._rounds(
-                injection_keeper.PERIOD_SECONDS,
+                repairs.PERIOD_SECONDS,
                 "injection-kept",
                 {"injection-kept": self.keeper.look, "injection-possible": self.injection_watch.look},
             ),

@@ -22,9 +22,8 @@ from gpu_manager.ports.cards import Cards
 from gpu_manager.ports.clock import Clock
 from gpu_manager.runtime import threads
 from gpu_manager.servers.exporter import AccountMetrics, GateMetrics, GuardMetrics
-from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.allocation.prestart import LimitPages
+from gpu_manager.services.allocation.prestart import AnnotationWriteback, LimitPages
 from gpu_manager.services.billing import BillMeter, EnergyMeter
 from gpu_manager.services.cards.closed_cards import MemoryOutside
 from gpu_manager.services.cards.health import Health

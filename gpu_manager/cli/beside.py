@@ -1,12 +1,13 @@
-"""Programs beside the agent: ``gpu-manager keep`` and ``gpu-manager evict-marked``."""
+"""Programs beside the agent: ``keep``, ``evict-marked``, and ``sandbox`` and ``replay`` of other packages."""
 
 from __future__ import annotations
 
 import os
 import socket
 import threading
+from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import structlog
 
@@ -81,3 +82,35 @@ def keep(
     if not program.is_file():
         raise NodeUnready("this package has no vcuda-gates: install the wheel of this machine's architecture")
     os.execv(program, ["vcuda-gates", "keep", str(pages_dir)])  # noqa: S606 - our own program, by its whole path
+
+
+# Commands that come with other packages, found by their entry points.
+# `gpu-manager sandbox` is the one of `gpu-manager-sandbox`, `gpu-manager replay` that of the admission
+# service.
+
+
+def __getattr__(name: str) -> Any:
+    """The function of the installed package.
+
+    Raises:
+        NodeUnready: the package, or what it needs, is not installed.
+    """
+    if name not in ("sandbox", "replay"):
+        raise AttributeError(name)
+    reason = ""
+    for found in entry_points(group="gpu_manager.commands", name=name):
+        try:
+            return found.load()
+        except ImportError as error:
+            reason = f": {error}"
+    if name == "replay":
+        raise NodeUnready(
+            f"replay needs what the admission service is made of{reason}: run it in that image, or install it"
+            " with pip install 'gpu-manager[admission]'"
+        )
+    package = f"gpu-manager-sandbox=={version('gpu-manager')}"
+    raise NodeUnready(
+        f"the sandbox is not installed{reason}: it is a package of its own, so that no production image "
+        f"carries stand-ins. Install it with pip install {package}; in a clone of the project, make setup "
+        "does"
+    )

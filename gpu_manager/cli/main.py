@@ -25,11 +25,11 @@ COMMANDS: Commands = {
     ),
     "keep": ("gpu_manager.cli.beside:keep", "Keep control pages open while the agent is away."),
     "replay": (
-        "gpu_manager.cli.elsewhere:replay",
+        "gpu_manager.cli.beside:replay",
         "Judge recorded decisions again: what differs under this release?",
     ),
     "run": ("gpu_manager.cli.run", "Run the agent of this node."),
-    "sandbox": ("gpu_manager.cli.elsewhere:sandbox", "Keep a node with simulated cards up, on a laptop."),
+    "sandbox": ("gpu_manager.cli.beside:sandbox", "Keep a node with simulated cards up, on a laptop."),
     "status": ("gpu_manager.cli.ask:status", "Say whether the running agent can serve pods."),
     "topology": (
         "gpu_manager.cli.cards:topology",

@@ -24,7 +24,7 @@ from gpu_manager.servers.plugin_registration import (
     PluginStreams,
 )
 from gpu_manager.services.allocation.allocator import Allocator
-from gpu_manager.services.allocation.node_cards import KubeletOffer
+from gpu_manager.services.allocation.books import KubeletOffer
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import PreStart
 from gpu_manager.services.metrics import ServiceMetrics

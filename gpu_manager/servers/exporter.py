@@ -26,10 +26,10 @@ from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.runtime import threads
-from gpu_manager.runtime.scrape import counter_by_label, series_of
+from gpu_manager.runtime.inbound import counter_by_label, series_of
 from gpu_manager.servers import series
 from gpu_manager.servers.series import CARD, CONTAINER, Family, View
-from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.allocation.books import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.billing import Holder
 from gpu_manager.services.cards.health import CardXids

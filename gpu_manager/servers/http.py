@@ -30,9 +30,7 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.names import NO_NAMES, NameScope
 from gpu_manager.ports.clock import Clock
 from gpu_manager.runtime import threads
-from gpu_manager.runtime.access import AccessCheck, AccessVerdict
-from gpu_manager.runtime.listening import bound, spoken
-from gpu_manager.runtime.scrape import accepts_gzip
+from gpu_manager.runtime.inbound import AccessCheck, AccessVerdict, accepts_gzip, bound, spoken
 from gpu_manager.servers.connections import DEFAULT_BOUNDS, Bounds, ConnectionLoop
 from gpu_manager.servers.status import NAMING, TEXT, Status
 

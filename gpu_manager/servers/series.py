@@ -21,9 +21,8 @@ from gpu_manager.domain.mig import profile_of
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, Amount
 from gpu_manager.ports.cards import CardUse
-from gpu_manager.runtime.scrape import series_of
-from gpu_manager.services.allocation.books import Grant, Key
-from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.runtime.inbound import series_of
+from gpu_manager.services.allocation.books import Grant, Key, NodeCards
 from gpu_manager.services.billing import Holder
 from gpu_manager.services.cards.health import CardXids
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse, unread

@@ -39,7 +39,7 @@ from gpu_manager.domain.features import stages
 from gpu_manager.domain.names import ALL_NAMES, NO_NAMES, NameScope, container_digest
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB
-from gpu_manager.runtime.scrape import scrape
+from gpu_manager.runtime.inbound import scrape
 from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.cards.health import Health

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.runtime import threads
-from gpu_manager.runtime.scrape import SampledCounter, scrape
+from gpu_manager.runtime.inbound import SampledCounter, scrape
 from sandbox.api import verbatim
 from sandbox.api.access import AccessGate, AccessRules, User
 from sandbox.api.faults import ApiFaults, CutConnection

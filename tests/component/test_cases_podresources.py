@@ -26,8 +26,7 @@ from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.pb.podresources.v1 import api_pb2 as podresources
 from gpu_manager.pb.podresources.v1 import api_pb2_grpc as podresources_grpc
 from gpu_manager.servers.plugin_registration import SOCKETS
-from gpu_manager.services.allocation.books import Books
-from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.allocation.books import Books, NodeCards
 from sandbox.api import StandInApi
 from sandbox.kubelet import NumaPolicy, StandInKubelet, Step
 from tests.fakes.agent import agent_command

@@ -21,7 +21,7 @@ from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.servers.device_plugin import devices_of, options_of
 from gpu_manager.servers.plugin_registration import SOCKETS
-from gpu_manager.services.allocation.node_cards import KubeletOffer, NodeCards
+from gpu_manager.services.allocation.books import KubeletOffer, NodeCards
 from sandbox.kubelet import NumaPolicy
 from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig, container, pod

@@ -18,10 +18,10 @@ from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.ports.records import PodResourcesEntry
 from gpu_manager.services.allocation.allocator import Allocator
-from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
 from gpu_manager.services.allocation.association import QUIET_SECONDS, AdmissionWindow, Association
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.books_format import decode
+from gpu_manager.services.allocation.prestart import AnnotationWriteback
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from tests.fakes.metrics import counts, service_metrics

@@ -20,7 +20,7 @@ from gpu_manager.domain.cluster.usage_json import NOT_USED, named_usage, read_us
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import GIB, MIB, Amount
-from gpu_manager.runtime.access import AccessCheck, Right
+from gpu_manager.runtime.inbound import AccessCheck, Right
 from gpu_manager.servers.http import FAILED_SECONDS, PageAccess, StatusServer
 from gpu_manager.servers.status import NAMING
 from tests.component.test_exporter_http import Served

@@ -19,7 +19,7 @@ from gpu_manager.domain.contract import INVENTORY, Inventory, encode_inventory
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.ports.api_server import KnownPod
-from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
+from gpu_manager.services.allocation.prestart import AnnotationWriteback
 from tests.fakes.direct import DirectRig
 from tests.fakes.extender import World, node, pod
 from tests.fakes.node import NODE

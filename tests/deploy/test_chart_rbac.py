@@ -31,7 +31,7 @@ from gpu_manager.domain.contract import (
     MEMORY,
 )
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
-from gpu_manager.runtime.access import GET_PODS
+from gpu_manager.runtime.inbound import GET_PODS
 from sandbox.api import StandInApi
 from sandbox.api.access import User, service_account
 from sandbox.kubelet import StandInKubelet

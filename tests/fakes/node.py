@@ -26,14 +26,14 @@ from gpu_manager.servers.device_plugin import DevicePlugin
 from gpu_manager.servers.plugin_registration import LENDING, SOCKETS
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.association import AdmissionWindow, Association
-from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.allocation.books import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import LimitPages, PreStart
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.metrics import ServiceMetrics
-from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
 from gpu_manager.services.recovery.rebuild import rebuild
 from gpu_manager.services.recovery.reclaimer import Reclaimer
+from gpu_manager.services.recovery.repairs import PodsWithoutDevices
 from sandbox.kubelet import AdmissionResult, StandInKubelet
 from tests.fakes.ports import FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
 from tests.fakes.waiting import PATIENCE, until

@@ -29,7 +29,7 @@ from gpu_manager.ports.control_pages import Limit
 from gpu_manager.services.allocation.prestart import PreStart
 from gpu_manager.services.cards.closed_cards import InjectionWatch, OtherPlugins
 from gpu_manager.services.cards.health import Health
-from gpu_manager.services.recovery.injection_keeper import InjectionKeeper
+from gpu_manager.services.recovery.repairs import InjectionKeeper
 from tests.component.driver_roots import DriverRoot, Objects
 from tests.fakes.direct import DirectRig
 from tests.fakes.injected import Place

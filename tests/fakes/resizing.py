@@ -12,7 +12,7 @@ from gpu_manager.domain.resize.judgement import size_of
 from gpu_manager.domain.resize.sizes import ResizeAnswer, encode_answer
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.ports.control_pages import TenantUse
-from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
+from gpu_manager.services.allocation.prestart import AnnotationWriteback
 from gpu_manager.services.enforcement.resizer import ElasticLimit, Resizer
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
 from tests.fakes.direct import DirectRig

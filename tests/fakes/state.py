@@ -8,8 +8,7 @@ from gpu_manager.domain.card import CardState
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.ports.records import Store
-from gpu_manager.services.allocation.books import Books, Grant
-from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.allocation.books import Books, Grant, NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from tests.fakes.metrics import service_metrics
 from tests.fakes.ports import FakeStore

@@ -14,7 +14,7 @@ from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.domain.enforcement.second_witness import GAP
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.ports.control_pages import TenantUse
-from gpu_manager.runtime.scrape import scrape
+from gpu_manager.runtime.inbound import scrape
 from gpu_manager.servers.exporter import AccountMetrics
 from gpu_manager.servers.status import Status
 from gpu_manager.services.enforcement.account_check import NOTHING, AccountCheck

@@ -36,8 +36,7 @@ from gpu_manager.domain.placement.place import place
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.rules.legal_values import MOST_ASKING
 from gpu_manager.domain.rules.pod_request import judged_request
-from gpu_manager.services.allocation.books import Books
-from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.allocation.books import Books, NodeCards
 from gpu_manager.services.allocation.planner import plan
 from tests.fakes.counted_calls import calls_of
 from tests.fakes.extender import UNIT, World, bound, container, node, pod, uuid

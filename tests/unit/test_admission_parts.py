@@ -22,7 +22,7 @@ from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.topology import NumaPolicy
-from gpu_manager.runtime.access import (
+from gpu_manager.runtime.inbound import (
     _ROOM,
     LIST_EVENTS,
     NO_SECONDS,

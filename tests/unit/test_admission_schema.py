@@ -21,7 +21,7 @@ from admission.extender.fragmentation_score import LeastFragmentation
 from admission.serving.metrics import AdmissionMetrics
 from admission.serving.webhook_app import WebhookParts, build_app
 from admission.webhook.create_time_checks import create_time_checks
-from gpu_manager.runtime.access import AccessCheck, Reviews
+from gpu_manager.runtime.inbound import AccessCheck, Reviews
 from tests.fakes.extender import World, node, pod
 from tests.fakes.ports import FakeClock
 from tests.unit.test_agents_usage import Agents

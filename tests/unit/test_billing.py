@@ -24,8 +24,7 @@ from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports.api_server import KnownPod
-from gpu_manager.services.allocation.books import Books, Grant
-from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.allocation.books import Books, Grant, NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.billing import SAVE_SECONDS, BillMeter
 from gpu_manager.services.enforcement.usage import UsageSampler

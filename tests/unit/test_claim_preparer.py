@@ -18,7 +18,7 @@ from gpu_manager.services.allocation.books import Books
 from gpu_manager.services.allocation.books_format import decode
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.claims.prepare import ClaimPreparer, PreparedDevice
-from gpu_manager.services.recovery.injection_keeper import InjectionKeeper
+from gpu_manager.services.recovery.repairs import InjectionKeeper
 from tests.fakes.claims import FakeClaims, claim_object, result
 from tests.fakes.metrics import counts, service_metrics
 from tests.fakes.ports import FakeClock, FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards

@@ -7,7 +7,7 @@ from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.containers import HeldInjection
 from gpu_manager.services.allocation.books import Grant
-from gpu_manager.services.recovery.injection_keeper import PATIENCE_SECONDS, PERIOD_SECONDS, InjectionKeeper
+from gpu_manager.services.recovery.repairs import PATIENCE_SECONDS, PERIOD_SECONDS, InjectionKeeper
 from tests.fakes.ports import FakeClock, FakeInjector, FakePods, cards
 from tests.fakes.state import state_of
 

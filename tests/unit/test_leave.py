@@ -12,7 +12,7 @@ import pytest
 from admission.cluster.snapshot import NODES
 from gpu_manager.domain.contract import INVENTORY, decode_inventory
 from gpu_manager.domain.kube.pod import parse_pod
-from gpu_manager.services.allocation.annotation_writeback import LEAVE_SECONDS, QUIET_SECONDS, serve_the_last
+from gpu_manager.services.allocation.prestart import LEAVE_SECONDS, QUIET_SECONDS, serve_the_last
 from tests.fakes.direct import DirectRig
 from tests.fakes.extender import World, node
 from tests.fakes.extender import pod as extenders_pod

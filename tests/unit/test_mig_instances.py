@@ -14,7 +14,7 @@ from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.mig import MigInstance
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
-from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.allocation.books import NodeCards
 from gpu_manager.services.cards.inventory import decode_cards, encode_cards
 from gpu_manager.services.cards.mig_instances import MigInstances
 from tests.unit.test_mig import CARD, DIVIDED, NODE, PARENT, SLICE, links

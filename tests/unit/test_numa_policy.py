@@ -11,9 +11,9 @@ import pytest
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import Inventory, decode_inventory, encode_inventory
 from gpu_manager.domain.kube.pod import ContainerKind, PodUid
+from gpu_manager.domain.placement.card_sets import MOST_NODES, admitted_set, aligned, most_together
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.placement.numa import MOST_NODES, admitted_set, aligned, most_together
 from gpu_manager.domain.placement.place import find, judge
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request

@@ -14,7 +14,7 @@ from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.ports.records import CheckpointEntry, PodResourcesEntry
 from gpu_manager.services.allocation.association import AdmissionWindow
 from gpu_manager.services.allocation.books import Grant
-from gpu_manager.services.recovery.pods_without_devices import SETTLE_SECONDS, PodsWithoutDevices
+from gpu_manager.services.recovery.repairs import SETTLE_SECONDS, PodsWithoutDevices
 from tests.fakes.metrics import counts, service_metrics
 from tests.fakes.node import container, pod
 from tests.fakes.ports import FakeClock, FakePods, FakeProcesses, cards

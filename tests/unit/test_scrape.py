@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gpu_manager.runtime.scrape import accepts_gzip, scrape
+from gpu_manager.runtime.inbound import accepts_gzip, scrape
 
 # What Prometheus 3 sends by default, and with scrape_protocols: [PrometheusText0.0.4, OpenMetricsText1.0.0].
 BY_DEFAULT = (

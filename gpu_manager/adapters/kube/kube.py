@@ -49,7 +49,7 @@ from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.records import Store
-from gpu_manager.runtime.access import AccessCheck
+from gpu_manager.runtime.inbound import AccessCheck
 
 log = structlog.get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""TokenReview and SubjectAccessReview (serves :class:`gpu_manager.runtime.access.Reviews`)."""
+"""TokenReview and SubjectAccessReview (serves :class:`gpu_manager.runtime.inbound.Reviews`)."""
 
 from __future__ import annotations
 

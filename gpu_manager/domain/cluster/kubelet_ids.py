@@ -28,8 +28,8 @@ from gpu_manager.domain.cluster.pod_charges import Charge
 from gpu_manager.domain.contract import NVIDIA, RESIZED
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid
+from gpu_manager.domain.placement.card_sets import numbered
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
-from gpu_manager.domain.placement.numa import numbered
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.pod_request import booked_request
 from gpu_manager.domain.rules.request import PodRequest, Request

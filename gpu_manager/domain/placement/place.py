@@ -37,10 +37,15 @@ from typing import Final
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import Bug, DoesNotFit, quoted
 from gpu_manager.domain.kube.pod import PodUid
-from gpu_manager.domain.placement.card_sets import fragment, several_cards
+from gpu_manager.domain.placement.card_sets import (
+    admitted_set,
+    aligned,
+    fragment,
+    most_together,
+    several_cards,
+)
 from gpu_manager.domain.placement.explain import Refusal, advise, advise_none, nearest_request, refuse
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
-from gpu_manager.domain.placement.numa import admitted_set, aligned, most_together
 from gpu_manager.domain.placement.trial_placement import ContainerGroup, LeastNeed, TrialPlacement, groups_of
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest, Request

@@ -26,13 +26,13 @@ from gpu_manager.domain.resources import (
     format_bytes,
     format_number,
 )
-from gpu_manager.domain.rules.instances import check_several
 from gpu_manager.domain.rules.pod_annotations import (
     ceiling_of,
     check_annotations,
     check_guarded,
     check_init_containers,
     check_parts,
+    check_several,
     guarded_keys,
     models_of,
     placement_of,

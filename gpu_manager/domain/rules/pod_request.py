@@ -14,11 +14,11 @@ from dataclasses import replace
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import Container, Pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.domain.rules.instances import check_lent
 from gpu_manager.domain.rules.legal_values import check_amounts, check_container, check_pod
 from gpu_manager.domain.rules.pod_annotations import (
     ceiling_of,
     check_annotations,
+    check_lent,
     models_of,
     placement_of,
     priority_of,

@@ -17,8 +17,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of, priority_of
 from gpu_manager.domain.rules.pod_request import bound_request
 from gpu_manager.ports.records import CheckpointEntry, PredecessorPod
-from gpu_manager.services.allocation.books import Books, Grant
-from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.allocation.books import Books, Grant, NodeCards
 
 # Containers of the predecessor that run on across an upgrade are booked by its records.
 # The kubelet shows them with ids of the predecessor's form, which say nothing about the card. Its

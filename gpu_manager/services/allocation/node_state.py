@@ -30,10 +30,9 @@ from gpu_manager.ports.records import CheckpointEntry, Store
 from gpu_manager.services.allocation import adopt, grant, planner, preferred_ids, unidentified_grants
 from gpu_manager.services.allocation.adopt import recognised
 from gpu_manager.services.allocation.association import Hints, Identification, likely, probable
-from gpu_manager.services.allocation.books import Books, Grant, Key
+from gpu_manager.services.allocation.books import Books, Grant, Key, KubeletOffer, NodeCards
 from gpu_manager.services.allocation.books_format import BooksEncoder
 from gpu_manager.services.allocation.grant import Booked, Decision
-from gpu_manager.services.allocation.node_cards import KubeletOffer, NodeCards
 from gpu_manager.services.allocation.preferred_ids import IdChoice
 from gpu_manager.services.metrics import ServiceMetrics
 

@@ -20,8 +20,7 @@ from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.domain.rules.pod_request import bound_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.services.allocation import preferred_ids
-from gpu_manager.services.allocation.books import Books
-from gpu_manager.services.allocation.node_cards import KubeletOffer, NodeCards
+from gpu_manager.services.allocation.books import Books, KubeletOffer, NodeCards
 
 log = structlog.get_logger(__name__)
 

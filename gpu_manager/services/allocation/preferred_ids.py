@@ -17,8 +17,7 @@ from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import peak
 from gpu_manager.domain.resize.judgement import choose_ids, ids_to_withdraw
 from gpu_manager.services.allocation.association import Identification
-from gpu_manager.services.allocation.books import Books
-from gpu_manager.services.allocation.node_cards import NodeCards
+from gpu_manager.services.allocation.books import Books, NodeCards
 
 
 @dataclass(frozen=True, slots=True)

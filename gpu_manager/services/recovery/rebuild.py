@@ -30,10 +30,9 @@ from gpu_manager.services.allocation.adopt import (
     shares_by_annotation,
     shares_by_record,
 )
-from gpu_manager.services.allocation.books import Books, Grant, Key
+from gpu_manager.services.allocation.books import Books, Grant, Key, NodeCards
 from gpu_manager.services.allocation.books_format import decode, decode_sides
 from gpu_manager.services.allocation.grant import annotation_of
-from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 from gpu_manager.services.metrics import ServiceMetrics
 
