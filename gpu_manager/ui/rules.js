@@ -32,6 +32,8 @@ export const RULES = [
   ["annotation {1} is {2}: use a comma-separated list of card UUIDs as `nvidia-smi -L` prints them{3}", "注解 {1} 为 {2}：请用逗号分隔的卡 UUID 列表（如 `nvidia-smi -L` 所示）{3}"],
   ["annotation {1} is {2}: use a comma-separated list of card UUIDs as `nvidia-smi -L` prints them", "注解 {1} 为 {2}：请用逗号分隔的卡 UUID 列表（如 `nvidia-smi -L` 所示）"],
   ["annotation {1} is {2}: use {3} to 100 ({a})", "注解 {1} 为 {2}：请用 {3} 至 100（{a}）"],
+  ["tencent.com/vcuda-core is {1}, of several cards, and the pod allows MIG instances alone (tencent.com/gpu-model, tencent.com/gpu-uuid): a container gets one instance: use {2} or less", "tencent.com/vcuda-core 为 {1}，即多张卡，而 Pod 只允许 MIG 实例（tencent.com/gpu-model、tencent.com/gpu-uuid）：一个容器只得到一个实例：请用 {2} 或更小"],
+  ["nvidia.com/gpu is {1}, which counts whole cards, and the pod allows MIG instances alone (tencent.com/gpu-model, tencent.com/gpu-uuid): ask for tencent.com/vcuda-core 100", "nvidia.com/gpu 为 {1}，它只计整卡，而 Pod 只允许 MIG 实例（tencent.com/gpu-model、tencent.com/gpu-uuid）：请改为请求 tencent.com/vcuda-core 100"],
   ["annotation {1} is {2}: it is fixed when the pod is created: leave it {3}", "注解 {1} 为 {2}：它在 Pod 创建时确定：请保持 {3}"],
   ["annotation {1} is {2}: the scheduler and the agent alone may change it: leave it {3}", "注解 {1} 为 {2}：只有调度器和代理可以修改它：请保持 {3}"],
   ["annotation {1} is {2}, but container {3} asks for whole cards, which have no other tenant: remove the annotation, or ask for parts of cards", "注解 {1} 为 {2}，但容器 {3} 请求整卡，整卡没有其他租户：请去掉注解，或请求卡的一部分"],

@@ -253,6 +253,8 @@ const PATTERNS = [
   ["not in the books of this node", "不在这个节点的账目中"],
   ["given whole alone, ask for {n} cores: {x}", "只整卡分配，请求 {n} 算力：{x}"],
   ["not among the cards that the pod allows", "不在 Pod 允许的卡之中"],
+  ["a MIG instance, given to pods that name its profile ({1}) or UUID ({2})", "MIG 实例，只分配给写明其规格（{1}）或 UUID（{2}）的 Pod"],
+  ["a MIG instance, of which a container gets one, and one of this pod asks for several cards", "MIG 实例：一个容器只得到一个，而该 Pod 有容器请求多张卡"],
   ["model {1}, the pod allows {x}", "型号 {1}，Pod 只允许 {x}"],
   ["not idle, {a}", "未空闲，{a}"],
   ["no memory of its own to share: it is given whole, ask for {n} cores", "没有可共享的独立显存：只整卡分配，请求 {n} 算力"],
