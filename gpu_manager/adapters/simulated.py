@@ -15,6 +15,7 @@ The control file is YAML::
         error: the card does not answer    # it is listed, unhealthy, and tells no figures
         xids: {31: 2}                  # how often the driver has reported each XID so far
         removed: true                  # gone from the list
+        mig: true                      # MIG mode is on; else as in the profile
         instances: [[1g.18gb, 18432Mi, 9]]   # the layout of a card in MIG mode
         load:
         - {pid: 4711, memory: 5Gi, utilisation: 30}
@@ -77,7 +78,8 @@ class CardOrder:
     removed: bool = False
     xids: Mapping[int, int] = field(default_factory=dict)
     load: tuple[Load, ...] = ()
-    instances: tuple[InstanceKind, ...] | None = None  # None: as in the profile
+    mig: bool | None = None  # None: as in the profile
+    instances: tuple[InstanceKind, ...] | None = None  # as above
 
     @property
     def health(self) -> tuple[bool, str]:
@@ -167,7 +169,7 @@ def _parse_order(value: object, where: str) -> CardOrder:
     if not isinstance(fields, dict):
         raise RequestInvalid(f"{where}: {value!r} is no mapping")
     kinds = {"healthy": bool, "reason": str, "error": str, "removed": bool, "xids": dict, "load": list}
-    kinds["instances"] = list
+    kinds |= {"instances": list, "mig": bool}
     for key, entry in fields.items():
         if key not in kinds:
             raise RequestInvalid(f"{where}: unknown key {key!r}: it takes {', '.join(kinds)}")
@@ -405,7 +407,9 @@ class SimulatedCards:
         )
 
     def _present(self) -> Sequence[Card]:
-        cards = sorted(self._cards.values(), key=lambda c: c.index)
+        modes = ((card, self._order(card.uuid).mig) for card in self._cards.values())
+        cards = [card if mode is None else replace(card, mig=mode) for card, mode in modes]
+        cards.sort(key=lambda c: c.index)
         cards += [part for card in cards for part in self._parts(card)] if self._instances() else []
         return [c for c in cards if not self._order(c.uuid).removed]
 

@@ -42,7 +42,10 @@ class MigWorld(World):
         self.start()
 
     def lay_out(self, **cards: list[list[Any]]) -> None:
-        orders = {key.removeprefix("card"): {"instances": layout} for key, layout in cards.items()}
+        self.order(**{key: {"instances": layout} for key, layout in cards.items()})
+
+    def order(self, **cards: dict[str, Any]) -> None:
+        orders = {key.removeprefix("card"): order for key, order in cards.items()}
         write_control(self.directory / "control.yaml", orders)
         self.agent.health.look()
 
@@ -174,3 +177,25 @@ def test_the_schedulers_choice_of_an_instance_is_followed(world: MigWorld) -> No
     result = world.kubelet.admit(bound)
     assert result.admitted, result.message
     assert world.limits_card(result) == ones[4]
+
+
+def test_a_mode_that_changes_under_pods_loses_nothing_and_is_named(world: MigWorld) -> None:
+    (first, *_), whole = world.named("1g.18gb"), world.named("NVIDIA-H200")[-1]
+    for name, card in (("sliced", {GPU_UUID: first}), ("plain", {GPU_UUID: whole})):
+        result = world.run(slice_of(name, **card))
+        assert result.admitted, result.message
+    world.order(card0={"mig": False}, card2={"mig": True, "instances": [["1g.18gb", "18432Mi", 7]]})
+    until(lambda: world.card(whole)["mig"] and not world.card(first)["healthy"])
+    parent = world.named("NVIDIA-H200")[0]
+    until(lambda: f"pods still hold {first}" in world.card(parent)["reason"])
+    assert not world.card(parent)["mig"]
+    assert world.card(first)["holders"][0]["pod"] == "sliced"
+    assert world.card(whole)["holders"][0]["pod"] == "plain"
+
+    def named() -> str:
+        return " ".join(e["message"] for e in world.api.list("events") if e["reason"] == "VcudaMigChanged")
+
+    until(lambda: "card 2 is in MIG mode now, of which default/plain hold a part" in named())
+    assert "default/sliced hold a part" in named()
+    refused = world.run(pod("next", container("c", 100, 0)))
+    assert not refused.admitted, "no card is whole and free"

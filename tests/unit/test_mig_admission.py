@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -13,6 +14,7 @@ from admission.extender.feasibility import FeasibilityJudge
 from admission.quota.quota_book import QuotaBook
 from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.contract import (
     ALLOCATION,
     CORE_LIMIT,
@@ -156,3 +158,15 @@ def test_a_share_of_an_instance_is_resized_within_the_instance() -> None:
     refused = judge_room(ledger, allocation, Amount(60, 19 * GIB), states)
     assert refused is not None
     assert refused.card == card.index
+
+
+def test_graph_says_of_which_card_an_instance_is() -> None:
+    states = tuple(map(CardState, (*NODE, replace(DIVIDED, index=2, uuid=CardUuid("GPU-other")))))
+    links = Topology.uniform(len(states), Link.parse("SYS"))
+    ledger = Ledger((state.card for state in states), UNIT)
+    graph = node_json("n1", states, links, ledger, lambda *_: {})
+    assert [card.get("parent") for card in graph["cards"]] == [None, None, DIVIDED.uuid, DIVIDED.uuid, None]
+    first, _, instance, _, alone = node_text(graph).splitlines()[1:]
+    assert "divided into MIG instances" in first
+    assert f"card 100 ({MODEL}, {SLICE}): 100 of 100 cores free, 18 GiB of 18 GiB free" in instance
+    assert "MIG (left alone)" in alone

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpu_manager.domain.card import Card, CardState
-from gpu_manager.domain.contract import EVENT_MIG_CHANGED
+from gpu_manager.adapters.driver_files.cdi import gate_mounts
+from gpu_manager.adapters.driver_memory_limit import CgroupMemoryLimit
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.contract import DRA_DRIVER, EVENT_MIG_CHANGED
+from gpu_manager.domain.dra.sides import Front, Side, sides_of
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.mig import MigInstance
+from gpu_manager.domain.other_plugins import offered_elsewhere
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
-from gpu_manager.services.allocation.books import NodeCards
+from gpu_manager.services.allocation.books import Books, NodeCards
 from gpu_manager.services.cards.inventory import decode_cards, encode_cards
 from gpu_manager.services.cards.mig_instances import MigInstances
 from tests.unit.test_mig import CARD, DIVIDED, NODE, PARENT, SLICE, links
@@ -115,3 +121,40 @@ def test_a_list_of_cards_with_instances_is_readable_by_an_older_agent() -> None:
     torn[2][7] = f"0000:10:00.0 MIG-{PARENT}/x/0"
     assert decode_cards(json.dumps(torn).encode())[2].instance is None
     assert MigInstance(PARENT, 7, 0).name == f"MIG-{PARENT}/7/0"
+
+
+def test_on_a_split_node_instances_are_given_by_extended_resources_alone() -> None:
+    sides: dict[CardUuid, Side] = {CARD.uuid: Side.DRA}
+    books = Books(NodeCards.of("n1", DEFAULT_UNIT, tuple(map(CardState, NODE)), links(4)), (), sides)
+    assert [state.held for state in books.node.cards] == ["", DRA_DRIVER, "", ""]
+    assert books.away() == {CARD.uuid}
+    share = Share(NODE[2].uuid, Amount(30, GIB))
+    books.plan([Allocation(PodUid("p"), "c", ContainerKind.APP, 0, (share,))])
+    assert books.ledger.booked(NODE[2].uuid) == Amount(30, GIB)
+    assert sides_of(Front.DRA, books.node.cards) == {CARD.uuid: Side.DRA}
+
+
+def test_an_instance_that_another_plugin_offers_is_closed() -> None:
+    assert offered_elsewhere({"nvidia.com/mig-1g.18gb": {SLICE}}, NODE) == {SLICE: "nvidia.com/mig-1g.18gb"}
+
+
+def test_each_instance_has_a_gate_of_its_own() -> None:
+    by_place = [f"MIG-{PARENT}/{gi}/0" for gi in (7, 8)]
+    cards = [CardUuid(name) for name in (PARENT, SLICE, *by_place)]
+    mounts = gate_mounts(Path("/pages"), cards)
+    assert len({mount.host_path for mount in mounts}) == 4
+    assert all("/" not in mount.host_path.removeprefix("/pages/gates/") for mount in mounts)
+    parent = PARENT.removeprefix("GPU-").replace("-", "")
+    assert [Path(mount.container_path).name for mount in mounts] == [
+        parent,
+        SLICE.removeprefix("MIG-").replace("-", ""),
+        *[parent] * 2,
+    ], "as the page has them"
+
+
+def test_no_driver_limits_an_instance(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("memory")
+    limit = CgroupMemoryLimit(tmp_path, lambda: tuple(map(CardState, NODE)), None)
+    assert limit.hold("0" * 64, CardUuid(SLICE), GIB) is None
+    with pytest.raises(NodeUnready, match="the cgroup of container"):
+        limit.hold("0" * 64, CARD.uuid, GIB)

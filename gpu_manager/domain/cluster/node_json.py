@@ -43,7 +43,8 @@ def node_json(
 
     ``more`` gives further fields of a holder: at least ``planned``, and ``ended`` for an ended init
     container. ``held`` of a card names its other owner: the driver of ResourceClaims, or the resource name
-    under which a pod holds it whole; it is omitted if there is none. ``stranded`` is room on the cards for
+    under which a pod holds it whole; it is omitted if there is none. ``parent`` of a MIG instance is the UUID
+    of its card. ``stranded`` is room on the cards for
     which the kubelet has no device ids left.
     """
     held: dict[CardUuid, list[tuple[Allocation, Share]]] = {}
@@ -66,6 +67,7 @@ def node_json(
                 "mig": state.card.mig,
                 "reason": state.reason,
                 "open": state.open,
+                **({"parent": state.card.instance.parent} if state.card.instance else {}),
                 **({"held": state.held} if state.held else {}),
                 **({"whole_only": state.card.whole_only} if state.card.whole_only else {}),
                 **({"memory_outside": state.card.outside} if state.card.outside else {}),
@@ -134,11 +136,13 @@ def node_text(graph: Mapping[str, Any]) -> str:
                 f"{until}"
             )
         )
+    divided = {card.get("parent") for card in graph["cards"]}
     for card in graph["cards"]:
         reason = f": {card['reason']}" if card["reason"] else ""
         state = "" if card["healthy"] else f", unhealthy{reason}"
         state += ", cordoned" if card["cordoned"] else ""
-        state += ", MIG (left alone)" if card["mig"] else ""
+        if card["mig"]:
+            state += ", divided into MIG instances" if card["uuid"] in divided else ", MIG (left alone)"
         held = card.get("held", "")
         by_claims = held == DRA_DRIVER and card["healthy"] and not card["cordoned"] and not card["mig"]
         state += f", {held_words(held)}" if held else ""
