@@ -137,6 +137,7 @@ class LeastFragmentation:
         self._epoch: Epoch | None = None
         self._next: _NextEpoch | None = None
         self._asked = 0  # number of questions so far
+        self._parts: dict[PodUid, int] = {}  # of the pods that are not placed as one
         self._recent: dict[object, list[PriceKey]] = {}  # by kind of request, the latest last
 
     def copy(self) -> LeastFragmentation:
@@ -148,7 +149,7 @@ class LeastFragmentation:
             other._arrivals = self._arrivals.copy()
             other._drained = self._drained.copy(other._rooms)
             epoch, coming = self._epoch, self._next
-            other._asked = self._asked
+            other._asked, other._parts = self._asked, self._parts.copy()
         if coming is not None:
             other._next = coming.copy()
         if epoch is not None:
@@ -225,7 +226,7 @@ class LeastFragmentation:
     @staticmethod
     def _new_column(verdicts: Verdicts, epoch: Epoch, cpu: int) -> PriceColumn:
         """A column with the prices of the former epoch's nodes, as far as this one knows them."""
-        column = verdicts.columns[epoch, cpu] = PriceColumn(len(epoch.scorer.places))
+        column = verdicts.columns[epoch, cpu] = PriceColumn()
         column.follow(verdicts.views)
         for was in [key for key in verdicts.columns if key[0] is not epoch]:
             former = verdicts.columns.pop(was)
@@ -332,6 +333,8 @@ class LeastFragmentation:
         for occupant in fresh:
             shapes = shapes_of(occupant, self._cluster.unit)
             self._drained.came(occupant, shapes)
+            if len(shapes) != 1:
+                self._parts[occupant.uid] = len(shapes)
             for shape in shapes:
                 self._arrivals.add(shape)
         if begins:  # this program has just started: earlier pods may have come and left
@@ -340,7 +343,7 @@ class LeastFragmentation:
         gone = self._cluster.gone()
         self._drained.left(occupant.pod.namespace for occupant in gone)
         for occupant in gone:
-            self._arrivals.leave(len(shapes_of(occupant, self._cluster.unit)))
+            self._arrivals.leave(self._parts.pop(occupant.uid, 1))
 
     def _prepare(self, epoch: Epoch) -> _NextEpoch:
         """The next epoch, from what is known now: later changes do not affect it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +21,12 @@ from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest, Reques
 _MOST_ROWS: Final = 1 << 16  # cached node states
 _NOTHING: Final = -1  # cores of a card that takes no work, or that does not exist
 
+_TOTAL_BITS: Final = 16  # of a key: the node's free cores in all
+_MODEL_BITS: Final = 16
+_LEFT: Final = CORES_PER_CARD  # added, since under ``spread`` free cores are negative
+
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
-
-
-class Rows(NamedTuple):
-    """Where the rows of some nodes are; of no use in another ``era``."""
-
-    era: int
-    at: _Ints
 
 
 class FreeCards:
@@ -37,20 +34,15 @@ class FreeCards:
     Thread-safe.
     """
 
-    _era = 0
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._models: dict[str, int] = {}
         self._forget()
 
-    def read(self, views: Sequence[NodeView], known: Rows | None = None) -> Rows:
-        """The rows of these nodes, computed where they are not yet; ``known`` has those of the first ones."""
+    def read(self, views: Sequence[NodeView]) -> None:
+        """Compute the rows of these nodes where they are not yet known."""
         with self._lock:
-            if known is not None and known.era == self._era:
-                more = self._rows_of(views[len(known.at) :])
-                if known.era == self._era:
-                    return Rows(self._era, np.concatenate((known.at, more)))
-            return Rows(self._era, self._rows_of(views))
+            self._rows_of(views)
 
     def with_room(self, request: PodRequest, views: Sequence[NodeView]) -> _Bools:
         """Which nodes have room for the request's only container, which lists no UUIDs.
@@ -63,28 +55,18 @@ class FreeCards:
         enough: _Bools = cards >= asked.width
         return enough
 
-    def promising(
-        self,
-        request: PodRequest,
-        views: Sequence[NodeView | None],
-        numbers: npt.NDArray[np.intp],
-        rows: Rows | None = None,
-    ) -> npt.NDArray[np.intp]:
-        """These indices of nodes in ``views``, in the order in which to examine them. ``rows`` of all views.
+    def keys(self, request: PodRequest, views: Sequence[NodeView]) -> _Ints:
+        """A number for each node, by which :func:`promising` sorts those that have room.
 
         Nodes that would be left alike (the card's free cores, an idle card broken, the number of idle cards)
-        form a group, the fullest group first; the order takes one of each group in turn, so that its
-        beginning has some of every kind.
+        differ only in the lowest bits, which are the free cores in all. A pod of several containers gets
+        nothing but these.
         """
         with self._lock:
-            if rows is not None and rows.era == self._era:
-                at = rows.at[numbers]
-            else:
-                numbers = np.array([n for n in numbers.tolist() if views[n] is not None], np.intp)
-                at = self._rows_of([view for n in numbers.tolist() if (view := views[n]) is not None])
+            at = self._rows_of(views)
             total = self._total[at]
             if len(request.containers) > 1:
-                return numbers[np.argsort(total, kind="stable")]
+                return total
             asked = request.containers[0].request
             fits = self._fitting(request, asked, at)
             if asked.cards:
@@ -95,21 +77,15 @@ class FreeCards:
                 sign = -1 if request.placement is PlacementPolicy.SPREAD else 1
                 free = np.where(fits, sign * self._cores[at], CORES_PER_CARD + 1)
                 card = free.argmin(1)
-                left = free.min(1)
+                left = free.min(1) + _LEFT
                 broken, model = self._idle[at, card], self._model[at, card]
-        order = np.lexsort((total, model, left, broken))
-        group = np.stack((broken[order], left[order], model[order]))
-        starts = np.flatnonzero(np.r_[True, (group[:, 1:] != group[:, :-1]).any(0)]) if len(order) else order
-        place = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
-        found: npt.NDArray[np.intp] = numbers[order[np.argsort(place, kind="stable")]]
-        return found
+        found: _Ints = (broken * (4 * _LEFT) + left << _MODEL_BITS) + model << _TOTAL_BITS
+        return found + total
 
     # The methods below are called with the lock held.
 
     def _forget(self) -> None:
-        self._era += 1
         self._rows: dict[int, int] = {}
-        self._models: dict[str, int] = {}
         self._make(1024, 8)
 
     def _make(self, rows: int, cards: int) -> None:
@@ -165,3 +141,17 @@ class FreeCards:
         new = self._cores, self._memory, self._model, self._idle, self._total
         for before, now in zip(old, new, strict=True):
             now[tuple(map(slice, before.shape))] = before
+
+
+def promising(numbers: npt.NDArray[np.intp], keys: _Ints) -> npt.NDArray[np.intp]:
+    """These numbers of nodes, each with its key, in the order in which to examine them.
+
+    Nodes whose keys are equal but for the lowest bits form a group, the fullest group first; the order takes
+    one of each group in turn, so that its beginning has some of every kind.
+    """
+    order = np.argsort(keys, kind="stable")
+    group = keys[order] >> _TOTAL_BITS
+    starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
+    place = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
+    found: npt.NDArray[np.intp] = numbers[order[np.argsort(place, kind="stable")]]
+    return found

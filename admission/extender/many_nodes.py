@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from admission.cluster.node_view import NodeView
 from admission.extender.feasibility import SOMEWHERE, FeasibilityCheck, Fit, Unfit
-from admission.extender.free_cards import Rows
+from admission.extender.free_cards import promising
 from admission.extender.node_names import NodeNames
 from admission.extender.price_column import PriceColumn, Totals, near_least
 from admission.extender.ranking import MOST_PRICED
@@ -26,6 +26,7 @@ CODE_OF: Final = {no: code for code, no in CODES.items()}
 
 Numbers = npt.NDArray[np.int32]
 Codes = npt.NDArray[np.uint8]
+Keys = npt.NDArray[np.int64]
 
 
 class Verdicts:
@@ -34,8 +35,8 @@ class Verdicts:
     ``numbers`` has the number of each node's kind. ``views`` (a node of that kind, possibly an older state of
     one) is indexed by number, and so are ``said``, the codes of the verdicts. Some numbers may belong to none
     of these nodes. ``worked_out``: where the pod would be placed, for kinds of which that is known already.
-    ``columns`` is for what is known by number; verdicts that have the same numbers share it. ``rows``: of the
-    free cards of each number, if they are known.
+    ``columns`` is for what is known by number; verdicts that have the same numbers share it. ``keys`` are
+    those of :meth:`~admission.extender.free_cards.FreeCards.keys` by number, if they are known.
     """
 
     def __init__(
@@ -45,9 +46,9 @@ class Verdicts:
         said: Codes,
         worked_out: Mapping[int, Fit],
         columns: dict[tuple[object, int], PriceColumn],
-        rows: Rows | None = None,
+        keys: Keys | None = None,
     ) -> None:
-        self.rows = rows
+        self.keys = keys
         self.numbers = numbers
         self.views = views
         self.worked_out = worked_out
@@ -205,7 +206,12 @@ def candidates(
             most = min(most, MOST_PRICED // 4)
         fits = fits[unknown]
     if len(fits) > most and not check.request.uuids:
-        fits = check.free.promising(check.request, views, fits, verdicts.rows)
+        keys = verdicts.keys
+        if keys is None:
+            there = [view for number in fits.tolist() if (view := views[number]) is not None]
+            fits = promising(fits, check.free.keys(check.request, there))
+        else:
+            fits = promising(fits, keys[fits])
         fits = fits if totals is None else fits[:most]
     found: dict[int, tuple[NodeView, Fit]] = {}
     for number in (*near.tolist(), *fits.tolist()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import compress
 from json.encoder import encode_basestring
@@ -16,9 +16,18 @@ class NodeNames(tuple[str, ...]):  # noqa: SLOT001 - what is worked out lies in 
     """Names in the order of a question."""
 
     @cached_property
+    def plain(self) -> bool:
+        """True if no name needs an escape in JSON."""
+        joined = "".join(self)
+        return joined.isprintable() and "\\" not in joined and '"' not in joined
+
+    @cached_property
     def json(self) -> bytes:
-        """The names as a JSON array."""
-        return json_names(self)
+        """The names as a JSON array; where none needs an escape, at a third of the cost."""
+        if self and self.plain:
+            joined = '","'.join(self)
+            return f'["{joined}"]'.encode()
+        return f"[{','.join(map(encode_basestring, self))}]".encode("utf-8", "replace")
 
     def least(self, places: npt.NDArray[np.int64]) -> int:
         """Of these places (at least one), the first one with the least name."""
@@ -26,7 +35,12 @@ class NodeNames(tuple[str, ...]):  # noqa: SLOT001 - what is worked out lies in 
 
     def among(self, chosen: bytes) -> NodeNames:
         """The names whose byte is not 0."""
-        return NodeNames(compress(self, chosen)) if 0 in chosen else self
+        if 0 not in chosen:
+            return self
+        found = NodeNames(compress(self, chosen))
+        if self.plain:
+            found.plain = True
+        return found
 
 
 class LastQuestion:
@@ -43,17 +57,3 @@ class LastQuestion:
     def find(self, text: bytes) -> NodeNames | None:
         """The names in this JSON array, if they are those that were offered."""
         return self.offered if self.offered is not None and self.offered.json == text else None
-
-
-def json_names(names: Sequence[str]) -> bytes:
-    """Texts as a JSON array; where none needs an escape, as for names, at a third of the cost."""
-    if names and plain(names):
-        joined = '","'.join(names)
-        return f'["{joined}"]'.encode()
-    return f"[{','.join(map(encode_basestring, names))}]".encode("utf-8", "replace")
-
-
-def plain(texts: Sequence[str]) -> bool:
-    """True if no text needs an escape in JSON."""
-    joined = "".join(texts)
-    return joined.isprintable() and "\\" not in joined and '"' not in joined

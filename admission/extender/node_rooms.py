@@ -133,12 +133,15 @@ class MultiGpuCount:
         self._seen: dict[str, tuple[int, ...]] = {}  # node → free cores, and places of each shape
         self._alike: dict[tuple[int, int | None], tuple[int, ...]] = {}
         self._totals = (0,) * (1 + len(places))
+        self._prices: list[float] = []
 
     def prices(self, cluster: ClusterState) -> list[float]:
         """The present price of losing one place; empty if no pod requests several cards."""
         if not self._places:
             return []
         snapshot, changed = cluster.news(self.turn)
+        if snapshot.turn == self.turn and self._prices:
+            return self._prices
         self.turn = snapshot.turn
         for view in changed:
             self._put(view.name, self._count(view))
@@ -146,7 +149,8 @@ class MultiGpuCount:
             for name in self._seen.keys() - snapshot.nodes.keys():
                 self._put(name, ())
         free, *places = self._totals
-        return self._places.prices(free, places)
+        self._prices = self._places.prices(free, places)
+        return self._prices
 
     def _put(self, name: str, now: tuple[int, ...]) -> None:
         nothing = (0,) * len(self._totals)

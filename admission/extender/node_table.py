@@ -18,8 +18,7 @@ import numpy as np
 from admission.cluster.node_view import NodeView
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.feasibility import FeasibilityCheck, Unfit
-from admission.extender.free_cards import Rows
-from admission.extender.many_nodes import Codes, Numbers, Verdicts, code_of, judge_kinds, worked_out
+from admission.extender.many_nodes import Codes, Keys, Numbers, Verdicts, code_of, judge_kinds, worked_out
 from admission.extender.price_column import PriceColumn
 
 _MOST_COLUMNS: Final = 64  # kinds of request
@@ -29,9 +28,10 @@ _UNKNOWN: Final = 255
 
 @dataclass(slots=True)
 class _Column:
-    """What is known for one kind of request, by number of the kind of node."""
+    """What is known for one kind of request, by number of the kind of node. ``keys``: of the first kinds."""
 
     said: Codes = field(default_factory=lambda: np.zeros(0, np.uint8))
+    keys: Keys = field(default_factory=lambda: np.zeros(0, np.int64))
     prices: dict[tuple[object, int], PriceColumn] = field(default_factory=dict)
 
     def reach(self, count: int) -> None:
@@ -56,7 +56,6 @@ class NodeTable:
         self._kind_at: Numbers = np.zeros(0, np.int32)  # the kind of the node at each place
         self._number: dict[Hashable, int] = {}  # of each kind
         self._views: list[NodeView] = []  # a node of each kind
-        self._rows: Rows | None = None  # of the free cards of each kind
         self._columns: dict[Hashable, _Column] = {}  # the most recently used last
 
     def verdicts(
@@ -83,9 +82,9 @@ class NodeTable:
     # Every method below is called with the lock held.
 
     def _judged(self, check: FeasibilityCheck, kinds: Numbers, late: Callable[[], bool]) -> Verdicts:
-        if self._rows is None or len(self._rows.at) < len(self._views):
-            self._rows = check.free.read(self._views, self._rows)
         column = self._column((check.shape.request, check.pod.priority))  # kept places open to higher ones
+        if unranked := self._views[len(column.keys) :]:
+            column.keys = np.concatenate((column.keys, check.free.keys(check.request, unranked)))
         said = column.said
         new = np.unique(kinds[said[kinds] == _UNKNOWN]).tolist()
         found = judge_kinds(check, {kind: self._views[kind] for kind in new}, late, 0) if new else {}
@@ -99,7 +98,7 @@ class NodeTable:
         if passing:
             said = said.copy()
             said[list(passing)] = list(passing.values())
-        return Verdicts(kinds, self._views, said, worked_out(found), column.prices, self._rows)
+        return Verdicts(kinds, self._views, said, worked_out(found), column.prices, column.keys)
 
     def _column(self, key: Hashable) -> _Column:
         column = self._columns.pop(key, None) or _Column()
@@ -143,9 +142,8 @@ class NodeTable:
         self._kind_at = again.astype(np.int32)
         self._place = dict(zip(self._place, range(len(self._place)), strict=True))
         self._views = [self._views[number] for number in used.tolist()]
-        self._rows = None
         self._number = {view.kind or view: number for number, view in enumerate(self._views)}
         for column in self._columns.values():
             column.reach(1 + int(used.max(initial=0)))
-            column.said = column.said[used]
+            column.said, column.keys = column.said[used], column.keys[used[used < len(column.keys)]]
             column.prices = {key: prices.only(used) for key, prices in column.prices.items()}

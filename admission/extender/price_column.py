@@ -9,6 +9,7 @@ one product, and only nodes near the least total are compared in full.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -22,42 +23,45 @@ from gpu_manager.domain.score.multi_gpu_slots import KEPT, Loss
 _DIGITS: Final = 2
 _NEAR: Final = 0.02  # cores: totals are rounded to a hundredth, so the least lies within it
 
+_prioritised: Final = attrgetter("ledger.prioritised")
+
 Totals = npt.NDArray[np.float64]
 PriceKey = tuple[Fit, int | None, int]
 """A placement, the host CPU free there, and the host CPU requested."""
 
 
 class PriceColumn:
-    """Prices by number, under one scorer with so many ``places``. Used by one thread at a time.
+    """Prices by number, under one scorer. Used by one thread at a time.
 
     ``keys``: what each price was computed from. ``prioritised``: some node holds pods of a priority, so that
     its neighbourhood has a price, too.
     """
 
-    def __init__(self, places: int) -> None:
+    def __init__(self) -> None:
         self.keys: dict[int, PriceKey] = {}
         self.prioritised = False
         self._cost: Totals = np.full(0, np.nan)
-        self._lost: Totals = np.zeros((0, places))
+        self._lost: npt.NDArray[np.int32] = np.zeros(0, np.int32)  # at most nodes the same few slots are lost
+        self._losses: dict[Loss, int] = {}
         self._views: list[NodeView | None] = []
 
     def follow(self, views: Sequence[NodeView | None]) -> None:
         """These are the kinds by number now: the known ones, and further ones after them."""
         new = views[len(self._views) :]
-        self.prioritised |= any(view is not None and view.ledger.prioritised for view in new)
+        self.prioritised |= any(map(_prioritised, filter(None, new)))
         self._views += new
         if len(self._views) > len(self._cost):
             more = len(self._views) * 9 // 8 - len(self._cost)
             self._cost = np.concatenate((self._cost, np.full(more, np.nan)))
-            self._lost = np.concatenate((self._lost, np.zeros((more, self._lost.shape[1]))))
+            self._lost = np.concatenate((self._lost, np.zeros(more, np.int32)))
 
     def only(self, numbers: npt.NDArray[np.intp]) -> PriceColumn:
         """The prices of these numbers, which are numbered anew in this order."""
-        other = PriceColumn(self._lost.shape[1])
+        other = PriceColumn()
         known = numbers[numbers < len(self._views)]
-        other._cost, other._lost = self._cost[known], self._lost[known]
+        other._cost, other._lost, other._losses = self._cost[known], self._lost[known], self._losses
         other._views = [self._views[number] for number in known.tolist()]
-        other.prioritised = any(v is not None and v.ledger.prioritised for v in other._views)
+        other.prioritised = any(map(_prioritised, filter(None, other._views)))
         place = dict(zip(known.tolist(), range(len(known)), strict=True))
         other.keys = {place[number]: key for number, key in self.keys.items() if number in place}
         return other
@@ -66,9 +70,7 @@ class PriceColumn:
         """The price on nodes of that number: the first part of its cost, and the slots lost."""
         self.keys[number] = key
         self._cost[number] = cost
-        self._lost[number] = 0
-        for place, count in lost:
-            self._lost[number, place] = count
+        self._lost[number] = self._losses.setdefault(lost, len(self._losses))
 
     def totals(self, prices: Sequence[float], kept: Mapping[NodeContent, int], cards: int) -> Totals:
         """The first part of each cost at these prices of slots; not a number where none is known.
@@ -76,8 +78,8 @@ class PriceColumn:
         ``kept``: nodes drained for so many cards, by content; a pod of fewer ``cards`` pays for them.
         """
         count = len(self._views)
-        lost = self._lost[:count, : len(prices)] @ np.array(prices)
-        found: Totals = np.round(self._cost[:count] + lost, _DIGITS)
+        slots = np.array([sum(n * prices[at] for at, n in lost) for lost in self._losses] or [0.0])
+        found: Totals = np.round(self._cost[:count] + slots[self._lost[:count]], _DIGITS)
         dear = {content for content, drained in kept.items() if cards < drained}
         for at, view in enumerate(self._views if dear else ()):
             if view is not None and (view.state, view.cpu) in dear:

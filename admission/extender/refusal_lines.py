@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress, islice
 from typing import Final
 
+import numpy as np
+
 from admission.cluster.node_view import KeptFor, NodeView
 from admission.cluster.pod_view import named
 from admission.extender.feasibility import FeasibilityCheck, Unfit, by_model, with_closed
@@ -188,7 +190,8 @@ def reasons(
         fails = chosen(codes, code)
         if no in (Unfit.NODE, Unfit.QUOTA, Unfit.KEPT):
             briefs = _Briefs(question)
-            for name, number in compress(zip(names, verdicts.numbers.tolist(), strict=True), fails):
+            numbers = verdicts.numbers[np.frombuffer(fails, np.bool_)].tolist()
+            for name, number in zip(compress(names, fails), numbers, strict=True):
                 view = verdicts.views[number]
                 (lasting if view else failed)[name] = briefs.of(number, view, no)
         else:

@@ -10,12 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
+from operator import add
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from admission.extender.node_names import LastQuestion, NodeNames, json_names, plain
+from admission.extender.node_names import LastQuestion, NodeNames
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import PodUid
 
@@ -140,7 +141,7 @@ def _victims(value: object, *, meta: bool) -> Victims:
 
 
 def filter_answer(
-    args: ExtenderArgs, fitting: Sequence[str], failed: Mapping[str, str], lasting: Mapping[str, str]
+    args: ExtenderArgs, fitting: NodeNames, failed: Mapping[str, str], lasting: Mapping[str, str]
 ) -> bytes:
     """ExtenderFilterResult in the form of the question."""
     nodes: Obj | None = None
@@ -148,9 +149,7 @@ def filter_answer(
         fits = frozenset(fitting)
         items = [node for node, name in zip(args.nodes, args.names, strict=True) if name in fits]
         nodes = {**(args.listed or {}), "items": items}
-    names = b"null"
-    if args.nodes is None:
-        names = fitting.json if isinstance(fitting, NodeNames) else json_names(fitting)
+    names = fitting.json if args.nodes is None else b"null"
     left_out = b'"FailedNodes":%b,"FailedAndUnresolvableNodes":%b' % (
         _json_reasons(failed),
         _json_reasons(lasting),
@@ -174,10 +173,9 @@ def filter_error(error: str) -> bytes:
 def priority_answer(names: NodeNames, scores: Sequence[int] | npt.NDArray[np.uint8]) -> bytes:
     """HostPriorityList: a bare list. Scores from 0 to 10."""
     given = scores.tolist() if isinstance(scores, np.ndarray) else scores
-    texts = names if plain(names) else [encode_basestring(name)[1:-1] for name in names]
-    ends = [text + _SCORED[score] for text, score in zip(texts, given, strict=True)]
-    joined = ',{"Host":"'.join(ends)
-    return f'[{{"Host":"{joined}]'.encode("utf-8", "replace") if ends else b"[]"
+    texts = names if names.plain else [encode_basestring(name)[1:-1] for name in names]
+    joined = ',{"Host":"'.join(map(add, texts, map(_SCORED.__getitem__, given)))
+    return f'[{{"Host":"{joined}]'.encode("utf-8", "replace") if names else b"[]"
 
 
 def binding_answer(error: str) -> bytes:
@@ -237,8 +235,10 @@ def _list(value: object, what: str) -> Sequence[Any]:
 
 def _names(value: object) -> Sequence[str]:
     names = _list(value, "NodeNames")
-    if set(map(type, names)) - {str}:
-        raise RequestInvalid("NodeNames holds something that is no name")
+    try:
+        "".join(names)
+    except TypeError as error:
+        raise RequestInvalid("NodeNames holds something that is no name") from error
     return names
 
 

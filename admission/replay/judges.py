@@ -139,7 +139,7 @@ class Judges:
         terms, totals = PriceTerms(epoch, prices, kept, states.turn, cpu), None
         near = list(places)
         if line.get("by_total"):
-            column = PriceColumn(len(epoch.scorer.places))
+            column = PriceColumn()
             column.follow(verdicts.views)
             for number, key in keys.items():
                 column.put(number, key, epoch.known[key][0][0], epoch.known[key][2])

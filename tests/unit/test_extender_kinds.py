@@ -45,9 +45,9 @@ def test_reasons_written_by_hand_are_the_json_of_the_map() -> None:
         said = {"Nodes": None, "NodeNames": ["x"], "FailedNodes": failed}
         said |= {"FailedAndUnresolvableNodes": lasting, "Error": ""}
         text = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
-        assert filter_answer(ExtenderArgs({}, NodeNames(("x",))), ["x"], failed, lasting) == text.encode(
-            "utf-8", "replace"
-        )
+        assert filter_answer(
+            ExtenderArgs({}, NodeNames(("x",))), NodeNames(["x"]), failed, lasting
+        ) == text.encode("utf-8", "replace")
 
 
 def test_in_a_large_cluster_one_question_works_out_fewer_nodes() -> None:

@@ -128,7 +128,8 @@ def test_whatever_the_names_filter_answers_what_json_would_write(names, failed):
         "Error": "",
     }
     written = json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
-    for fitting in (names, NodeNames(names)):
+    for more in ([], ["\n"]):  # of more names these were chosen
+        fitting = NodeNames([*names, *more]).among(bytes([1] * len(names) + [0] * len(more)))
         assert filter_answer(ExtenderArgs({}, NodeNames(names)), fitting, failed, {}) == written
 
 

@@ -79,7 +79,7 @@ def test_prices_go_with_their_kinds_when_others_are_dropped() -> None:
         assert verdicts is not None
         column = verdicts.columns.get(("scorer", 0))
         if column is None:
-            column = verdicts.columns["scorer", 0] = PriceColumn(1)
+            column = verdicts.columns["scorer", 0] = PriceColumn()
         column.follow(verdicts.views)
         totals = column.totals([0.0], {}, 0)
         for number in set(verdicts.numbers.tolist()):

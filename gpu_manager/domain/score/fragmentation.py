@@ -168,8 +168,8 @@ class _FillUp:
         if not len(self._weights):
             return np.zeros_like(free)
         copies = self._copies[cores]
-        for at in self._by_memory:
-            np.minimum(copies[:, :, at], memory // self._memory[at], out=copies[:, :, at])
+        by_memory = memory[:, :, None] // self._memory[self._by_memory]
+        copies[:, :, self._by_memory] = np.minimum(copies[:, :, self._by_memory], by_memory)
         held = copies.sum(1)
         np.minimum(held, cpu[:, None] // self._cpu, out=held)
         held *= self._allowed[model]

@@ -69,18 +69,21 @@ void vcuda_roll_out(int rooms, int cards, const uint32_t *free, const int32_t *c
                     int64_t *units_left) {
     struct room room;
     for (int at = 0; at < rooms; at++) {
+        int own = cards; // without the full cards at the end, on which nothing fits: they are most of the table
+        while (own > 0 && free[at * cards + own - 1] >> CORES_AT == 0)
+            own--;
         for (int bag = 0; bag < BAGS; bag++) {
             room.cpu[bag] = cpu[at];
-            for (int card = 0; card < cards; card++)
+            for (int card = 0; card < own; card++)
                 room.free[card][bag] = free[at * cards + card];
         }
         for (int step = 0; step < steps; step++) {
-            if (step % STEPS_BETWEEN_CHECKS == 0 && largest(&room, cards) < least)
+            if (step % STEPS_BETWEEN_CHECKS == 0 && largest(&room, own) < least)
                 break;
-            place(&room, cards, asked + ((int64_t)step * models + model[at]) * BAGS, asked_cpu + (int64_t)step * BAGS);
+            place(&room, own, asked + ((int64_t)step * models + model[at]) * BAGS, asked_cpu + (int64_t)step * BAGS);
         }
         int64_t cores = 0, units = 0;
-        for (int card = 0; card < cards; card++)
+        for (int card = 0; card < own; card++)
             for (int bag = 0; bag < BAGS; bag++) {
                 uint32_t left = room.free[card][bag];
                 cores += left >> CORES_AT;
