@@ -130,6 +130,14 @@ def command(
             help="Seconds that a pod's place is kept at most until its scheduler binds it.",
         ),
     ] = KEEP_SECONDS,
+    best_nodes: Annotated[
+        int,
+        Option(
+            min=0,
+            max=100,
+            help="Filter offers at most so many nodes, the best ones of equal cost; 0: all that fit.",
+        ),
+    ] = 0,
     gang_seconds: Annotated[
         float,
         Option(
@@ -312,6 +320,7 @@ def command(
             binds_for=frozenset(bind_scheduler or filter(None, (scheduler_name,))),
             nodes_by_capacity=nodes_by_capacity,
             keep_seconds=keep_seconds,
+            best_nodes=best_nodes,
             gang_seconds=gang_seconds,
             pod_groups=_pod_groups(pod_groups or ()),
             resize_within_quota=resize_within_quota,

@@ -134,6 +134,7 @@ class AdmissionSettings:
     ready, None for nowhere. ``binds_for``: schedulerNames whose pods are bound here, empty for any;
     ``claims``: ResourceClaims are watched, charged and held to the quota;
     ``keep_seconds``: how long the place of a pod is kept at most until its scheduler binds it;
+    ``best_nodes``: filter offers at most so many nodes, the best ones of equal cost, 0 for all that fit;
     ``gang_seconds``: how long places are kept for members of a gang that no scheduler has asked about, 0 to
     judge each pod alone; ``pod_groups``: group and version of the APIs whose PodGroups state a gang's size;
     ``placeholders``: the namespace of pods that ask an autoscaler for cards, empty for none;
@@ -162,6 +163,7 @@ class AdmissionSettings:
     binds_for: frozenset[str] = frozenset()
     nodes_by_capacity: bool = False
     keep_seconds: float = KEEP_SECONDS
+    best_nodes: int = 0
     gang_seconds: float = GANG_SECONDS
     pod_groups: tuple[tuple[str, str], ...] = ()
     resize_within_quota: bool = False

@@ -167,6 +167,7 @@ class SchedulingController:
             clock=clock,
             gangs=self.gangs,
             minimum_cores=terms.minimum_cores,
+            best_nodes=settings.best_nodes,
             never=self._why_never,
             count=metrics.count,
             refused=self._refused,

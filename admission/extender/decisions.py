@@ -20,7 +20,8 @@ from gpu_manager.domain.placement.place import Placement
 @dataclass(frozen=True, slots=True)
 class FilterDecision:
     """An answer of filter. ``fits``: for each name, 1 if it is among the nodes ``offered``; ``gang``: the
-    node that the pod's gang reserved for it, empty if none. ``failed`` and ``lasting``: the reasons by name.
+    node that the pod's gang reserved for it, empty if none. ``failed`` and ``lasting``: the reasons by name,
+    left out where only a ``few`` of the nodes that fit were given to the scheduler.
     """
 
     question: FeasibilityCheck
@@ -31,6 +32,7 @@ class FilterDecision:
     offered: NodeNames
     failed: Mapping[str, str]
     lasting: Mapping[str, str]
+    few: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ sent to the same card, and a pod that waits for a volume or its gang would lose 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -25,13 +25,14 @@ from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.config import SHORTEST_KEEP_SECONDS
 from admission.extender.binding import Binder
-from admission.extender.decisions import FilterDecision, RankDecision, Recorded, unrecorded
+from admission.extender.decisions import FilterDecision, Recorded, unrecorded
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
-from admission.extender.many_nodes import Candidates, Verdicts, beside_its_gang, candidates, judge_nodes
+from admission.extender.many_nodes import Verdicts, beside_its_gang, judge_nodes
+from admission.extender.node_choice import NodeChoice
 from admission.extender.node_names import LastQuestion, NodeNames
 from admission.extender.node_table import NodeTable
 from admission.extender.preemption import choose
-from admission.extender.ranking import NodePolicy, PriceTerms, most_priced, scores
+from admission.extender.ranking import NodePolicy
 from admission.extender.refusal_lines import FULL_LINES, LATE, reasons
 from admission.extender.wire import (
     ExtenderArgs,
@@ -122,7 +123,8 @@ class Extender:
     """Answers schedulers. Thread-safe. ``count(name, label)`` is called for every answer, ``refused`` for
     every pod that no node takes, with the generation of the snapshot by which it was judged.
 
-    Without a ``clock`` no place is assumed; without ``gangs`` each pod is judged alone. ``never``: why a pod
+    Without a ``clock`` no place is assumed; without ``gangs`` each pod is judged alone. ``best_nodes``:
+    filter offers at most so many nodes, the best ones of equal cost; 0: all that fit. ``never``: why a pod
     is placed nowhere whatever is free, empty if it may be. ``recorded`` is called for every judgement of
     filter and prioritize over node names.
     """
@@ -138,6 +140,7 @@ class Extender:
         clock: Clock | None = None,
         gangs: GangJudge | None = None,
         minimum_cores: int = 1,
+        best_nodes: int = 0,
         never: Callable[[Obj], str] = lambda _pod: "",
         count: Callable[[str, str], None] = lambda _name, _label: None,
         refused: Callable[[PodUid, int], None] = lambda _uid, _turn: None,
@@ -148,7 +151,8 @@ class Extender:
         self._cluster = cluster
         self._quota = quota
         self._judge = judge
-        self._policy = policy
+        self._choice = NodeChoice(policy, recorded)
+        self._best_nodes = best_nodes
         self._binder = binder
         self._clock = clock
         self._gangs = gangs
@@ -162,7 +166,6 @@ class Extender:
         self._table = NodeTable(cluster)
         self._offered: _Offered | None = None  # the scheduler asks about these next
         self._last: tuple[Obj, PodView, PodRequest | None] | None = None  # the last question
-        self._chosen: tuple[Verdicts, Candidates, object] | None = None  # candidates by filter
 
     def routes(self) -> tuple[Route, ...]:
         """Every path that a scheduler may be configured with."""
@@ -212,20 +215,21 @@ class Extender:
             return self.filter(body)
         if not fitting and verdicts.says(Unfit.LATE):
             return self._filter_error(LATE)  # an error is retried soon, and the verdicts so far are cached
-        # If a node takes the pod kube-scheduler drops the reasons: one in full is enough.
-        view_at = partial(self._view, args, snapshot)
-        failed, lasting = reasons(question, args.names, view_at, verdicts, full=1 if fitting else FULL_LINES)
+        fewer = args.nodes is None and binds and self._best_nodes > 0 and len(fitting) > 1
+        failed, lasting = ({}, {}) if fewer else self._reasons(question, args, snapshot, verdicts, fitting)
         if args.nodes is None:
             self._recorded(
-                FilterDecision(question, args.names, verdicts, beside, fits, fitting, failed, lasting)
+                FilterDecision(question, args.names, verdicts, beside, fits, fitting, failed, lasting, fewer)
             )
+        if fewer:
+            fits = self._choice.best(question, args.names, fits, verdicts, snapshot, self._best_nodes)
+            fitting = args.names.among(fits)
         self._binder.offers.remember(occupant.uid, fitting)
-        place = self._cluster.expected_on(occupant.uid) if binds else ""
-        if place and place not in fitting and self._is_of_its_scheduler(occupant):
-            self._cluster.give_up(occupant.uid)
+        if binds:
+            self._give_up_elsewhere(occupant, fitting)
         after: Callable[[], object] | None = None
         if len(fitting) == 1:  # then kube-scheduler does not ask for priorities
-            if (taken := view_at(fits.index(1))) is not None:
+            if (taken := self._view(args, snapshot, fits.index(1))) is not None:
                 self._expect(question, occupant, taken, question.on(taken), binds=binds)
         elif fitting:  # the scheduler's next question
             if args.nodes is None:
@@ -233,7 +237,7 @@ class Extender:
             offered = verdicts.among(fits)
             self._offered = _Offered(occupant, snapshot, self._quota.current, fitting, offered)
             if question.quota is None:
-                after = partial(self._choose, question, offered, snapshot)
+                after = partial(self._choice.prepare, question, offered, snapshot)
         self._count("filtered", "fits" if fitting else "refused")
         if not fitting:
             self._refused(occupant.uid, snapshot.turn)
@@ -263,8 +267,7 @@ class Extender:
         fitting = args.names.among(verdicts.fitting())
         if not fitting and verdicts.says(Unfit.LATE):
             return Reply(filter_error(LATE))
-        view_at = partial(self._view, args, snapshot)
-        failed, lasting = reasons(question, args.names, view_at, verdicts, full=1 if fitting else FULL_LINES)
+        failed, lasting = self._reasons(question, args, snapshot, verdicts, fitting)
         return Reply(filter_answer(args, fitting, failed, lasting))
 
     def prioritize(self, body: bytes, *, binds: bool = True) -> Reply:
@@ -281,25 +284,14 @@ class Extender:
         if not occupant.pod.asks or self._unready():
             return Reply(priority_answer(args.names, [0] * len(args.names)))
         verdicts = self._are_offered(occupant, args.names, snapshot) or self._judged(args, question, snapshot)
-        self._policy.begin()
-        terms, before = PriceTerms(), self._chosen
-        if before is not None and before[0] is verdicts and before[2] is self._policy.basis:
-            chosen = before[1]
-        else:
-            chosen = self._candidates(question, verdicts, snapshot, terms)
-        costs = self._policy.costs(question.request, list(chosen.values()), terms)
-        by_number = {number: cost for number, cost in zip(chosen, costs, strict=True) if cost is not None}
-        totals = self._policy.totals(question.request, verdicts, chosen, terms)
-        given = scores(args.names, verdicts.numbers, by_number, totals)
-        if args.nodes is None:
-            self._recorded(RankDecision(question, args.names, verdicts, terms, by_number, totals, given))
-        if by_number:
-            best = int(given.argmax())
+        ranked = self._choice.rank(question, args.names, verdicts, snapshot, record=args.nodes is None)
+        if ranked.costs:
+            best = int(ranked.scores.argmax())
             taken = self._view(args, snapshot, best)
             if taken is not None:
-                where = chosen[int(verdicts.numbers[best])][1]
+                where = ranked.places[int(verdicts.numbers[best])][1]
                 self._expect(question, occupant, taken, where, binds=binds)
-        return Reply(priority_answer(args.names, given), after=self._cluster.build)
+        return Reply(priority_answer(args.names, ranked.scores), after=self._cluster.build)
 
     def bind(self, body: bytes) -> Reply:
         """ExtenderBindingArgs → ExtenderBindingResult."""
@@ -377,18 +369,6 @@ class Extender:
         verdicts = judge_nodes(self._judge.ask(occupant, request, snapshot, namespace), views)
         return any(verdicts.fitting())
 
-    def _choose(self, question: FeasibilityCheck, offered: Verdicts, snapshot: Snapshot) -> None:
-        """Prepare prioritize for the pod that filter has just answered."""
-        chosen = self._candidates(question, offered, snapshot, PriceTerms())
-        self._chosen = offered, chosen, self._policy.basis
-        self._policy.prepare(question.request, list(chosen.values()))
-
-    def _candidates(
-        self, question: FeasibilityCheck, verdicts: Verdicts, snapshot: Snapshot, terms: PriceTerms
-    ) -> Candidates:
-        totals = self._policy.totals(question.request, verdicts, terms=terms)
-        return candidates(question, verdicts, most_priced(len(snapshot.nodes)), totals)
-
     def _deadline(self, request: PodRequest) -> Callable[[], bool]:
         """A function that tells whether the present call has taken too long; never for one container."""
         clock = self._clock
@@ -441,6 +421,24 @@ class Extender:
             self._cluster.expect(occupant, view.name, question.placement(view, fit), now, most)
             if binds and self._gangs is not None:
                 self._gangs.chosen(occupant, view.name)
+
+    def _reasons(
+        self,
+        question: FeasibilityCheck,
+        args: ExtenderArgs,
+        snapshot: Snapshot,
+        verdicts: Verdicts,
+        fitting: NodeNames,
+    ) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """See :func:`reasons`. If a node takes the pod kube-scheduler drops them: one in full is enough."""
+        view_at = partial(self._view, args, snapshot)
+        return reasons(question, args.names, view_at, verdicts, full=1 if fitting else FULL_LINES)
+
+    def _give_up_elsewhere(self, occupant: PodView, fitting: NodeNames) -> None:
+        """Give up the place that is kept for the pod, unless it is offered once more."""
+        place = self._cluster.expected_on(occupant.uid)
+        if place and place not in fitting and self._is_of_its_scheduler(occupant):
+            self._cluster.give_up(occupant.uid)
 
     def _is_of_its_scheduler(self, occupant: PodView) -> bool:
         """True if the question is about the pod as the watch shows it, and this process binds it."""

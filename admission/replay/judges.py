@@ -69,7 +69,7 @@ class Judges:
         codes[late] = _LATE  # how long it took to judge is no part of the judgement
         fits = beside_its_gang(names, chosen(codes.tobytes(), FITS), line.get("gang", ""))
         recorded, now = recorded_answer(states, line), {**_by_verdict(names, codes), "offered": fits.count(1)}
-        if not late.any():
+        if not late.any() and "few" not in line:
             view_at = [nodes.get(name) for name in names].__getitem__
             said = reasons(check, names, view_at, verdicts, full=1 if 1 in fits else FULL_LINES)
             now |= {"failed": Counter(said[0].values()), "lasting": Counter(said[1].values())}

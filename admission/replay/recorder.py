@@ -241,6 +241,8 @@ class _Segment:
         if decided.gang:
             line["gang"] = decided.gang
         answer: Line = {"codes": packed(codes)}
+        if decided.few:
+            line["few"] = True
         if decided.gang and decided.fits != chosen(codes, FITS):
             answer["fits"] = packed(decided.fits)
         for key, reasons in (("failed", decided.failed), ("lasting", decided.lasting)):

@@ -272,6 +272,7 @@ class World:
         unread: Callable[[str], bool] = lambda _api: False,
         recorder: DecisionRecorder | None = None,
         deployed: bool = False,
+        best_nodes: int = 0,
     ) -> None:
         self.clock = clock or FakeClock()
         self.api = FakeApi()
@@ -318,6 +319,7 @@ class World:
             self.binder,
             clock=self.clock if expecting else None,
             gangs=self.gangs if expecting else None,
+            best_nodes=best_nodes,
             count=self._count,
             recorded=recorded,
         )

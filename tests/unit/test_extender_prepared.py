@@ -68,7 +68,7 @@ def test_what_is_done_after_an_answer_changes_none(pods, leave, between):
 
 def test_between_filter_and_prioritize_the_costs_of_nodes_that_changed_are_worked_out():
     world, asked = deployed(), []
-    policy = world.extender._policy
+    policy = world.extender._choice._policy
     for core in (30, 30, 50, 30):
         world.create(asking := waiting(f"p{len(asked)}", core, None))
         reply = world.extender.filter(args(asking, world.nodes))
@@ -92,7 +92,7 @@ def test_many_costs_are_left_to_the_question_and_those_of_a_new_model_too():
     world = deployed()
     world.create(asking := waiting("first", 30, None))
     world.prioritize(asking)
-    policy = world.extender._policy
+    policy = world.extender._choice._policy
     known = len(policy._epoch.known)
     for at in range(20):
         world.cluster.apply(NODES, "ADDED", node(f"more-{at}", cards=4, model="A10"))

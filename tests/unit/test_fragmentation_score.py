@@ -97,9 +97,9 @@ def test_what_was_remembered_is_what_a_fresh_one_finds():
         scorer, old = world.policy.scorer, world.policy
         fresh = LeastFragmentation(world.cluster, aside=at_once)
         fresh._epoch = type(old._epoch)(scorer, NodeRooms())
-        world.extender._policy = fresh
+        world.extender._choice._policy = fresh
         assert world.prioritize(obj, fitting) == kept
-        world.extender._policy = old
+        world.extender._choice._policy = old
         world.bind(obj, max(kept, key=kept.get))
 
 

@@ -59,13 +59,14 @@ class Asked(History):
         return reply.body
 
 
-@pytest.mark.parametrize("deployed", [False, True])
+@pytest.mark.parametrize(("deployed", "best_nodes"), [(False, 0), (True, 0), (True, 2)])
 @pytest.mark.parametrize(("seed", "nodes"), [*zip(seeds(6), (3, 6, 9, 40, 9, 6), strict=True)])
 def test_decisions_of_a_random_history_are_the_same_again(
-    tmp_path: Path, seed: int, nodes: int, deployed: bool
+    tmp_path: Path, seed: int, nodes: int, deployed: bool, best_nodes: int
 ) -> None:
     recorder = recorder_in(tmp_path)
-    history = Asked(seed, nodes=nodes, expecting=True, recorder=recorder, deployed=deployed)
+    how = {"deployed": deployed, "best_nodes": best_nodes}
+    history = Asked(seed, nodes=nodes, expecting=True, recorder=recorder, **how)
     for _ in range(STEPS):
         history.go_on()
     recorder.write()
