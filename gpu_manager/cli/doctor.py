@@ -80,12 +80,13 @@ def _of_agent() -> _NodeView | None:
         token = file.read_text(encoding="utf-8").strip() if file else ""
     except (OSError, UnicodeDecodeError):
         token = ""
-    address = settings["http_address"] or "127.0.0.1"
+    config = settings["config"]
+    address = config.http_address or "127.0.0.1"
     shown = f"[{address}]" if ":" in address else address
     return _NodeView(
-        f"http://{shown}:{settings['http_port']}",
-        settings["host_root"],
-        str(settings["driver_root"]),
+        f"http://{shown}:{config.http_port}",
+        config.host_root,
+        str(config.driver_root),
         str(settings["kubelet_dir"]),
         settings["device_injection"],
         token,

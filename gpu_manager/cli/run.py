@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,18 +11,12 @@ import structlog
 
 from gpu_manager.adapters.control_pages.limits_file import PagePolicy
 from gpu_manager.adapters.control_pages.page_directory import DEFAULT_INODES, PageMounts
-from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
-from gpu_manager.agent.config import CLUSTER_CA, Config
+from gpu_manager.agent.config import Config
 from gpu_manager.domain import features
 from gpu_manager.domain.advice.demand import HOUR
 from gpu_manager.domain.advice.size import AdvicePolicy
 from gpu_manager.domain.contract import (
-    CDI_DIR,
-    HTTP_PORT,
     KUBELET_DIR,
-    OLD_CHECKPOINT_DIR,
-    PAGES_DIR,
-    STATE_DIR,
 )
 from gpu_manager.domain.dra.sides import NO_CARDS, ClaimCards, Front, parse_claim_cards
 from gpu_manager.domain.errors import RequestInvalid, quoted
@@ -56,34 +51,10 @@ OLD_FLAGS = {
 
 def command(
     old_words: Annotated[list[str], Rest],
-    node_name: Annotated[
-        str,
-        Option(
-            "--node-name",
-            "--hostname-override",
-            envvar="NODE_NAME",
-            help="Name of this node; default: the hostname.",
-        ),
-    ] = "",
-    kubeconfig: Annotated[Path | None, Option(help="Path of a kubeconfig; default: the pod's own.")] = None,
-    api_url: Annotated[str | None, Option(help="Address of an API server without credentials.")] = None,
-    kubelet_pods_url: Annotated[
-        str | None, Option(help="https://<node>:10250, to ask the kubelet for its pods (needs nodes/pods).")
-    ] = None,
-    kubelet_certificate_authority: Annotated[
-        Path,
-        Option(
-            help="Certificates of who signs the kubelet's; a kubelet that they do not verify gets no token, "
-            "and the API server is asked."
-        ),
-    ] = CLUSTER_CA,
+    config: Config,
     kubelet_dir: Annotated[
         Path, Option(help="Directory of the kubelet; of device-plugins alone, if it has another --root-dir.")
     ] = Path(KUBELET_DIR),
-    state_dir: Annotated[
-        Path, Option(help="The agent's records and libraries; must survive a reboot.")
-    ] = Path(STATE_DIR),
-    pages_dir: Annotated[Path, Option(help="Directory of the control pages, a tmpfs.")] = Path(PAGES_DIR),
     page_file_system_kib: Annotated[
         int,
         Option(
@@ -103,33 +74,11 @@ def command(
             feature=features.PAGE_MOUNTS,
         ),
     ] = DEFAULT_INODES,
-    checkpoint_path: Annotated[
-        Path, Option(help="Directory of the predecessor's checkpoint, read at the first start.")
-    ] = Path(OLD_CHECKPOINT_DIR),
-    http_address: Annotated[
-        str, Option(help="Address that serves metrics and status; default: all, IPv4 and IPv6.")
-    ] = "",
-    http_port: Annotated[
-        int, Option(min=0, max=65535, help="Port that serves metrics and status; 0 for a free one.")
-    ] = HTTP_PORT,
     metrics_auth: Annotated[
         Path | None, Option(help="File with a bearer token that metrics and status require.")
     ] = None,
-    cards: Annotated[
-        str,
-        Option(
-            help="nvml, or simulated:PROFILE, simulated:FILE.yaml, simulated:FILE.txt (nvidia-smi topo -m)."
-        ),
-    ] = "nvml",
-    control: Annotated[Path | None, Option(help="Control file of simulated cards.")] = None,
-    nvml_library: Annotated[
-        Path | None, Option(help="Path of libnvidia-ml.so.1, if the loader does not find it.")
-    ] = None,
     program_xids: Annotated[str, Option(help="XIDs that never make a card unhealthy, comma-separated.")] = "",
     card_xids: Annotated[str, Option(help="XIDs that always make a card unhealthy, comma-separated.")] = "",
-    quiet_seconds: Annotated[
-        float, Option(min=0, help="Seconds without faults before an unhealthy card is healthy again.")
-    ] = QUIET_SECONDS,
     memory_unit: Annotated[str, Option(help="Memory of one vcuda-memory.")] = str(DEFAULT_UNIT),
     context_mib: Annotated[
         int,
@@ -161,14 +110,6 @@ def command(
             feature=features.WHOLE_CARDS,
         ),
     ] = False,
-    front: Annotated[
-        Front,
-        Option(
-            help="How cards are given: plugin (extended resources), dra (ResourceClaims; needs Kubernetes "
-            "1.36 and CDI), or split (each card by one of them).",
-            feature=features.CLAIMS,
-        ),
-    ] = Front.PLUGIN,
     claim_cards: Annotated[
         str,
         Option(
@@ -177,15 +118,6 @@ def command(
         ),
     ] = "",
     dra_cards: Annotated[str, Option(help="Old name of --claim-cards; goes with the next release.")] = "",
-    minimum_cores: Annotated[
-        int,
-        Option(
-            min=1,
-            max=100,
-            help="Smallest part of a card for claims, and with --resize-alone.",
-        ),
-    ] = 1,
-    cdi_dir: Annotated[Path, Option(help="Directory of the runtime's CDI specs.")] = Path(CDI_DIR),
     pod_resources_socket: Annotated[
         Path | None,
         Option(
@@ -201,35 +133,7 @@ def command(
         ),
     ] = "auto",
     device_injection: Annotated[str, Option(help="auto, direct, cdi, nvidia or simulated.")] = "auto",
-    allow_envfrom: Annotated[
-        bool,
-        Option(
-            "--allow-envfrom",
-            help="With --device-injection nvidia, take pods whose envFrom may bring NVIDIA_VISIBLE_DEVICES.",
-        ),
-    ] = False,
-    host_root: Annotated[Path, Option(help="Where the host's root is mounted in the agent.")] = Path("/"),
-    driver_root: Annotated[Path, Option(help="Where the driver is installed on the host.")] = Path("/"),
-    libraries: Annotated[Path | None, Option(help="Directory of libvcuda; default: the package's.")] = None,
-    stand_in: Annotated[Path | None, Option(help="The stand-in driver of simulated cards.")] = None,
     extra_config: Annotated[Path | None, Option(help="The predecessor's extra-config.json.")] = None,
-    mig_instances: Annotated[
-        bool,
-        Option(
-            help="Give MIG instances as cards, whole or in parts, to pods that name them. The node's label "
-            "tencent.com/mig-instances counts before this.",
-            feature=features.MIG,
-        ),
-    ] = False,
-    evict: Annotated[
-        bool, Option(help="Evict a controlled pod that got a wrong card, or cannot start a container again.")
-    ] = True,
-    resize_alone: Annotated[
-        bool, Option(help="Judge requests for another size on this node alone; only without an extender.")
-    ] = False,
-    evict_evaders: Annotated[
-        bool, Option(help="Evict controlled pods that bypass their limits.", feature=features.EVADERS)
-    ] = False,
     account_gap_points: Annotated[
         float,
         Option(
@@ -239,25 +143,6 @@ def command(
             feature=features.WITNESS,
         ),
     ] = 10.0,
-    mark_evictions: Annotated[
-        bool,
-        Option(
-            "--mark-evictions",
-            help="Mark pods that are to be evicted for `gpu-manager evict-marked`, and evict none.",
-        ),
-    ] = False,
-    startup_taint: Annotated[
-        bool,
-        Option(
-            "--startup-taint",
-            help="Remove the taint `tencent.com/vcuda-not-ready` from the node once pods get cards there.",
-            feature=features.AUTOSCALERS,
-        ),
-    ] = False,
-    reclaim_seconds: Annotated[float, Option(min=0.1, help="Seconds between searches for dead pods.")] = 30.0,
-    legacy_metrics: Annotated[
-        bool, Option(help="Serve the predecessor's four metrics too.", feature=features.PREDECESSOR)
-    ] = True,
     advice_percentile: Annotated[
         float,
         Option(
@@ -308,61 +193,33 @@ def command(
     from gpu_manager.agent.holder import HELD_IN, hold  # noqa: PLC0415  # gRPC, only when it is needed
 
     held_in = child_of(HELD_IN)
-    if hold_registration and not held_in and front is not Front.DRA:
-        return hold(kubelet_dir, state_dir, hold_registration, lending=nvidia_resource)
+    if hold_registration and not held_in and config.front is not Front.DRA:
+        return hold(kubelet_dir, config.state, hold_registration, lending=nvidia_resource)
     pass_over_old_flags(old_words, OLD_FLAGS, "gpu-manager run")
     from gpu_manager.adapters.driver_files.host import HostFiles  # noqa: PLC0415  # as the next one
     from gpu_manager.agent.backends import KubeletView  # noqa: PLC0415  # as above
     from gpu_manager.agent.composition import main  # noqa: PLC0415  # gRPC and the Kubernetes client, only when they are needed
 
-    kubelet = KubeletView(HostFiles(host_root), kubelet_dir)
+    kubelet = KubeletView(HostFiles(config.host_root), kubelet_dir)
     main(
-        Config(
-            node=node_name or socket.gethostname().lower(),
-            api_url=api_url,
-            kubeconfig=kubeconfig,
-            kubelet_pods_url=kubelet_pods_url,
-            kubelet_ca=kubelet_certificate_authority,
+        replace(
+            config,
+            node=config.node or socket.gethostname().lower(),
             device_plugins=kubelet_dir / "device-plugins",
             registers_in=Path(held_in) if held_in else None,
             pod_resources=kubelet.pod_resources(pod_resources_socket),
-            state=state_dir,
-            pages=pages_dir,
-            old_checkpoint=checkpoint_path,
-            http_address=http_address,
-            http_port=http_port,
             http_token=_secret(metrics_auth),
-            cards=cards,
-            nvml=nvml_library,
             program_xids=_xids("--program-xids", program_xids),
             card_xids=_xids("--card-xids", card_xids),
-            quiet_seconds=quiet_seconds,
-            control=control,
             unit=whole_bytes("--memory-unit", memory_unit),
             page_mounts=PageMounts(page_file_system_kib << 10, page_file_system_inodes),
             policy=PagePolicy(context_mib << 20, oversubscribe, fail_open),
             lending=nvidia_resource,
-            mig_instances=mig_instances,
-            front=front,
-            claim_cards=_claim_cards(front, claim_cards, dra_cards),
-            minimum_cores=minimum_cores,
-            cdi=cdi_dir,
+            claim_cards=_claim_cards(config.front, claim_cards, dra_cards),
             numa_policy=kubelet.numa_policy(topology_manager_policy),
             injection=known_injection(device_injection),
-            allow_env_from=allow_envfrom,
-            host_root=host_root,
-            driver_root=driver_root,
-            libraries=libraries,
-            stand_in=stand_in,
             extra_devices=_extra(extra_config),
-            evict=evict,
-            resize_alone=resize_alone,
-            evict_evaders=evict_evaders,
             account_gap=account_gap_points / 100,
-            mark_evictions=mark_evictions,
-            startup_taint=startup_taint,
-            reclaim_seconds=reclaim_seconds,
-            legacy_metrics=legacy_metrics,
             advice=AdvicePolicy(advice_percentile, advice_margin / 100),
             advice_half_life=advice_half_life * HOUR,
             labels=_labels(node_labels),

@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -142,11 +143,14 @@ class Command:
         signature = inspect.signature(function).parameters.values()
         self._rest = next((p.name for p in signature if _is_rest(hints[p.name])), "")
         self._groups = {p.name: hints[p.name] for p in signature if is_dataclass(hints[p.name])}
-        own = (p for p in signature if p.name != self._rest and p.name not in self._groups)
-        self.parameters = (
-            *(_parameter(p.name, p.default, hints[p.name]) for p in own),
-            *(one for name, group in self._groups.items() for one in _grouped(name, group)),
+        found = (
+            tuple(_grouped(p.name, hints[p.name]))
+            if p.name in self._groups
+            else (_parameter(p.name, p.default, hints[p.name]),)
+            for p in signature
+            if p.name != self._rest
         )
+        self.parameters = tuple(sorted(chain(*found), key=lambda one: bool(one.shared)))
 
     def call(self, words: Sequence[str]) -> Any:
         """Call the function with the command line's values; returns its result, 0 after ``--help``.
@@ -181,7 +185,8 @@ class Command:
             values[self._rest] = rest
         values |= given
         for name, group in self._groups.items():
-            values[name] = group(**{f.name: values.pop(f"{name}.{f.name}") for f in fields(group)})
+            said = {f.name: f"{name}.{f.name}" for f in fields(group)}
+            values[name] = group(**{f: values.pop(key) for f, key in said.items() if key in values})
         return values
 
     def help(self) -> str:
@@ -243,11 +248,13 @@ def _is_rest(hint: Any) -> bool:
 
 
 def _grouped(name: str, group: Any) -> Iterator[Parameter]:
-    """The fields of a dataclass that stands for several options; its ``TITLE`` is theirs."""
+    """The fields of a dataclass that stand for several options; its ``TITLE`` is theirs."""
     hints = get_type_hints(group, include_extras=True)
-    for field in fields(group):
+    for field in (one for one in fields(group) if get_origin(hints[one.name]) is Annotated):
         default = inspect.Parameter.empty if field.default is MISSING else field.default
-        one = _parameter(field.name, default, hints[field.name])
+        said = get_args(hints[field.name])[1]  # a field may have a shorter name than its option
+        word = said.names[0].removeprefix("--").replace("-", "_") if said.names else field.name
+        one = _parameter(word, default, hints[field.name])
         yield replace(one, name=f"{name}.{field.name}", shared=getattr(group, "TITLE", ""))
 
 

@@ -139,7 +139,9 @@ def _not_ready(port: int) -> dict[str, Any]:
 def test_the_nvml_library_is_loaded_from_where_it_is_said_to_be(tmp_path: Path) -> None:
     """Here it is not. What the operator says of XIDs goes the same way."""
     library = tmp_path / "libnvidia-ml.so.1"
-    cards = build_cards(Config(NODE, nvml=library, program_xids=frozenset({31}), quiet_seconds=5))
+    cards = build_cards(
+        Config(NODE, nvml=library, program_xids=frozenset({31}), quiet_seconds=5), lambda: False
+    )
     try:
         with pytest.raises(NodeUnready, match=f"could not load the NVML library: {library}"):
             cards.list()

@@ -39,8 +39,11 @@ def test_the_agents_command_line_says_how_it_sees_the_node(proc: Path) -> None:
     process(proc, 8, *RUN, "--host-root=/other", mounts="mnt:[2]")  # another pod's
     found = find_agent_settings(proc)
     assert found is not None
-    assert (found["host_root"], found["driver_root"]) == (Path("/host"), Path("/run/nvidia/driver"))
-    assert (found["device_injection"], found["http_port"]) == ("cdi", 9)
+    assert (found["config"].host_root, found["config"].driver_root) == (
+        Path("/host"),
+        Path("/run/nvidia/driver"),
+    )
+    assert (found["device_injection"], found["config"].http_port) == ("cdi", 9)
     assert found["kubelet_dir"] == Path("/var/lib/kubelet")
 
 
@@ -60,7 +63,7 @@ def test_an_agent_and_who_holds_its_registration_are_one(proc: Path) -> None:
         process(proc, pid, *RUN, *OPTIONS)
     found = find_agent_settings(proc)
     assert found is not None
-    assert found["http_port"] == 9
+    assert found["config"].http_port == 9
 
 
 def test_an_agent_of_another_version_is_not_guessed_at(proc: Path) -> None:
