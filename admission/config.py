@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Annotated
 
+from gpu_manager.domain import features
 from gpu_manager.domain.contract import ADMISSION_NAME, ADMISSION_SECRET, AGENT_NAME, NAMESPACE, QUOTA_MAP
 from gpu_manager.domain.resources import DEFAULT_UNIT
+from gpu_manager.runtime.arguments import Option
 
 QUOTA = f"{NAMESPACE}/{QUOTA_MAP}"  # the predecessor's ConfigMap
 SCHEDULER_USER = "system:kube-scheduler"  # the common name in kube-scheduler's client certificate
@@ -34,12 +37,27 @@ class ClusterTerms:
     """
 
     unit: int = DEFAULT_UNIT
-    minimum_cores: int = 1
-    default_memory: int = 0
-    scheduler_name: str = ""
-    runtime_class: str = ""
-    deny_node_name: bool = False
-    allow_env_from: bool = False
+    minimum_cores: Annotated[
+        int, Option(envvar="VCUDA_MINIMUM_CORES", min=1, max=100, help="Smallest vcuda-core of a container.")
+    ] = 1
+    default_memory: Annotated[
+        int,
+        Option(envvar="VCUDA_DEFAULT_MEMORY", min=0, help="Units for fractions without memory; 0: refused."),
+    ] = 0
+    scheduler_name: Annotated[str, Option(help="schedulerName for pods that ask for cards.")] = ""
+    runtime_class: Annotated[
+        str, Option(help="runtimeClassName to set in pods without one; default: unchanged.")
+    ] = ""
+    deny_node_name: Annotated[
+        bool, Option("--deny-node-name", help="Refuse pods with spec.nodeName instead of warning.")
+    ] = False
+    allow_env_from: Annotated[
+        bool,
+        Option(
+            "--allow-envfrom",
+            help="Take pods whose envFrom may bring NVIDIA_VISIBLE_DEVICES, where nodes show cards by it.",
+        ),
+    ] = False
     trusted_users: frozenset[str] = TRUSTED_USERS
 
 
@@ -75,10 +93,21 @@ class OwnCertificates:
     two thirds; ``settle_seconds`` is how long API servers know a new authority before it is used.
     """
 
-    secret: str = ADMISSION_SECRET
+    secret: Annotated[str, Option("--cert-secret", help="Secret of self-signed certificates.")] = (
+        ADMISSION_SECRET
+    )
     names: tuple[str, ...] = (ADMISSION_NAME,)
-    life_days: int = 90
-    settle_seconds: float = 60.0
+    life_days: Annotated[
+        int, Option("--cert-days", min=1, max=825, help="Days of a self-signed certificate.")
+    ] = 90
+    settle_seconds: Annotated[
+        float,
+        Option(
+            "--cert-settle-seconds",
+            min=0,
+            help="Seconds between publishing a new certificate authority and using it.",
+        ),
+    ] = 60.0
 
 
 class LeaderMode(Enum):
@@ -99,12 +128,33 @@ class Leadership:
     fifteen.
     """
 
-    mode: LeaderMode = LeaderMode.SCHEDULER
+    mode: Annotated[
+        LeaderMode,
+        Option(
+            "--leader-mode",
+            help="Which replica binds. scheduler: that of the leading kube-scheduler in its pod; lease: the"
+            " holder of a Lease of this service, which labels its pod; alone: the only one.",
+        ),
+    ] = LeaderMode.SCHEDULER
     namespace: str = NAMESPACE
-    lease: str = ADMISSION_NAME
+    lease: Annotated[str, Option("--lease-name", help="Name of the Lease, in either mode.")] = ADMISSION_NAME
     pod: str = ""
-    seconds: float = 12.0
-    pod_uid: str = ""
+    seconds: Annotated[
+        float,
+        Option(
+            "--lease-seconds",
+            min=10,
+            max=60,
+            help="Seconds that a Lease of this service lasts without renewal.",
+        ),
+    ] = 12.0
+    pod_uid: Annotated[
+        str,
+        Option(
+            envvar="POD_UID",
+            help="UID of this pod: a process that starts again in it goes on with its own former Lease.",
+        ),
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +168,20 @@ class ExtenderEndpoint:
 
     address: str = "127.0.0.1"
     port: int = 3456
-    certificate: Path | None = None
-    key: Path | None = None
-    client_ca: Path | None = None
+    certificate: Annotated[
+        Path | None,
+        Option(
+            "--extender-tls-cert-file",
+            help="Path of the TLS certificate for schedulers, watched; default: HTTP.",
+        ),
+    ] = None
+    key: Annotated[
+        Path | None, Option("--extender-tls-private-key-file", help="The extender's TLS private key.")
+    ] = None
+    client_ca: Annotated[
+        Path | None,
+        Option("--extender-client-ca-file", help="CA of the clients that may bind and preempt, watched."),
+    ] = None
     client_names: frozenset[str] = frozenset({SCHEDULER_USER})
     body: int = 64 << 20  # 5,000 whole Node objects are some 50 MB
 
@@ -149,33 +210,129 @@ class AdmissionSettings:
 
     terms: ClusterTerms = field(default_factory=ClusterTerms)
     bounds: InflightBounds = field(default_factory=InflightBounds)
-    address: str = ""
-    port: int = 9443
+    address: Annotated[
+        str,
+        Option("--webhook-address", help="Address that serves the webhooks; default: all, IPv4 and IPv6."),
+    ] = ""
+    port: Annotated[
+        int, Option("--webhook-port", help="Port that serves the webhooks; 0 for a free one.")
+    ] = 9443
     probes: tuple[str, int] | None = None
     connections: ConnectionBounds = field(default_factory=ConnectionBounds)
-    namespace: str = NAMESPACE
-    service: str = ADMISSION_NAME
-    certificate: Path | None = None
-    key: Path | None = None
+    namespace: Annotated[str, Option(envvar="POD_NAMESPACE", help="The service's namespace.")] = NAMESPACE
+    service: Annotated[str, Option(help="Service that API servers call.")] = ADMISSION_NAME
+    certificate: Annotated[
+        Path | None,
+        Option(
+            "--tls-cert-file", help="Path of the webhooks' TLS certificate, watched; default: self-signed."
+        ),
+    ] = None
+    key: Annotated[
+        Path | None, Option("--tls-private-key-file", help="Path of the webhooks' private key.")
+    ] = None
     own_certificates: OwnCertificates = field(default_factory=OwnCertificates)
     extender: ExtenderEndpoint = field(default_factory=ExtenderEndpoint)
     leadership: Leadership = field(default_factory=Leadership)
     binds_for: frozenset[str] = frozenset()
-    nodes_by_capacity: bool = False
-    keep_seconds: float = KEEP_SECONDS
-    best_nodes: int = 0
-    gang_seconds: float = GANG_SECONDS
+    nodes_by_capacity: Annotated[
+        bool,
+        Option(
+            "--nodes-by-capacity",
+            help="Judge nodes without an inventory, such as the predecessor's, by their capacity.",
+        ),
+    ] = False
+    keep_seconds: Annotated[
+        float,
+        Option(
+            min=SHORTEST_KEEP_SECONDS,
+            max=3600,
+            help="Seconds that a pod's place is kept at most until its scheduler binds it.",
+        ),
+    ] = KEEP_SECONDS
+    best_nodes: Annotated[
+        int,
+        Option(
+            min=0,
+            max=100,
+            help="Filter offers at most so many nodes, the best ones of equal cost; 0: all that fit.",
+        ),
+    ] = 0
+    gang_seconds: Annotated[
+        float,
+        Option(
+            min=0,
+            max=900,
+            help="Seconds that places are kept for members of a gang that no scheduler has asked about;"
+            " 0: each pod is judged alone.",
+            feature=features.GANGS,
+        ),
+    ] = GANG_SECONDS
     pod_groups: tuple[tuple[str, str], ...] = ()
-    resize_within_quota: bool = False
-    placeholders: str = ""
-    claims: bool = False
+    resize_within_quota: Annotated[
+        bool,
+        Option(
+            "--resize-within-quota",
+            help="Refuse a resize past a ResourceQuota or LimitRange of its namespace; these are then read.",
+            feature=features.RESIZE,
+        ),
+    ] = False
+    placeholders: Annotated[
+        str,
+        Option(
+            help="Namespace of pods that ask an autoscaler for cards which sums hide; default: none.",
+            feature=features.AUTOSCALERS,
+        ),
+    ] = ""
+    claims: Annotated[
+        bool,
+        Option(
+            "--claims",
+            help="Charge ResourceClaims of the driver vcuda.tencent.com, and hold them to the quota.",
+            feature=features.CLAIMS,
+        ),
+    ] = False
     quota_map: tuple[str, str] = (NAMESPACE, QUOTA_MAP)
     unseen_namespaces: frozenset[str] = frozenset({NAMESPACE})
-    records: Path | None = None
-    records_mib: int = RECORDS_MIB
-    agent_token: Path | None = None
-    prometheus: str = ""
-    prometheus_token: Path | None = None
-    drain_seconds: float = 5.0
-    api_url: str | None = None
-    kubeconfig: Path | None = None
+    records: Annotated[
+        Path | None,
+        Option(
+            "--record-directory",
+            help="Directory in which decisions are recorded for gpu-manager replay; default: none are.",
+            feature=features.RECORDS,
+        ),
+    ] = None
+    records_mib: Annotated[
+        int,
+        Option(
+            "--record-mib",
+            min=8,
+            max=1 << 16,
+            help="MiB of recorded decisions; the oldest go.",
+            feature=features.RECORDS,
+        ),
+    ] = RECORDS_MIB
+    agent_token: Annotated[
+        Path | None,
+        Option(
+            "--agent-token-file",
+            help="File with the bearer token of the agents' pages, which the console asks for usage.",
+        ),
+    ] = None
+    prometheus: Annotated[
+        str,
+        Option(
+            "--prometheus-url",
+            help="URL of the Prometheus that scrapes the agents: hours and days for the console.",
+            feature=features.CONSOLE,
+        ),
+    ] = ""
+    prometheus_token: Annotated[
+        Path | None, Option("--prometheus-token-file", help="File with a bearer token for that Prometheus.")
+    ] = None
+    drain_seconds: Annotated[float, Option(min=0, help="Seconds to be unready before the program ends.")] = (
+        5.0
+    )
+    api_url: Annotated[
+        str | None, Option("--api-url", "--master", help="Address of an API server without credentials.")
+    ] = None
+    kubeconfig: Annotated[Path | None, Option(help="Path of a kubeconfig; default: the pod's own.")] = None
