@@ -43,12 +43,12 @@ static bool has_waited(const struct shared_cost *known, uint64_t took_ns, bool w
 
 /* A turn begins within a launch by chance, the more often the longer it is, and is over early now and then. What takes
  * longer far more often than that is of such a length itself. */
-#define OFTEN_Q16 (65536 / 32)
-#define OFTENER 4
+#define OFTEN_Q16 (65536 / 64)
+#define OFTENER 2
 
 static bool is_often_longer(struct shared_cost *known, uint64_t took_ns) {
     bool longer = has_waited(known, took_ns, false) && !has_waited(known, took_ns, true);
-    known->longer_q16 += ((longer ? 65536 : 0) - (int32_t)known->longer_q16) / 64;
+    known->longer_q16 += ((longer ? 65536 : 0) - (int32_t)known->longer_q16) / 256;
     return known->longer_q16 > OFTEN_Q16 + OFTENER * 65536 * known->ns / SHARED_COST_TURN_NS;
 }
 
@@ -79,10 +79,16 @@ uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool foll
     return own ? own : 1;
 }
 
+/* What others have between two time slices of this process, with the switches. */
+static uint64_t others_ns(uint32_t sharers_q8) {
+    uint64_t programs = (sharers_q8 + 255) / 256;
+    return programs * (SHARED_COST_TURN_NS + SHARED_COST_SWITCH_NS) - SHARED_COST_TURN_NS;
+}
+
 /* What a launch that began in a time slice of its own had at least: whole slices, between others' that may be shorter.
  */
 static uint64_t least_own_ns(uint64_t took_ns, uint32_t sharers_q8) {
-    uint64_t programs = (sharers_q8 + 255) / 256, round_ns = programs * (SHARED_COST_TURN_NS + SHARED_COST_SWITCH_NS);
+    uint64_t round_ns = SHARED_COST_TURN_NS + others_ns(sharers_q8);
     uint64_t rounds = took_ns / round_ns, rest = took_ns % round_ns;
     return rounds * SHARED_COST_TURN_NS + (rest < SHARED_COST_TURN_NS ? rest : SHARED_COST_TURN_NS);
 }
@@ -114,15 +120,27 @@ static uint64_t long_own_ns(struct shared_cost *known, uint64_t took_ns, bool al
 }
 
 /* Others that rest now and then may do so just while this kind of launch is not there: what it meets counts. */
-#define MET_OFTEN_Q16 (65536 * 3 / 4)
+#define MET_OFTEN_Q16 32768
 
 static bool meets_others(struct shared_cost *known, bool waited) {
-    known->met_q16 += ((waited ? 65536 : 0) - (int32_t)known->met_q16) / 16;
+    known->met_q16 += ((waited ? 65536 : 0) - (int32_t)known->met_q16) / 32;
     return known->met_q16 > MET_OFTEN_Q16;
 }
 
-uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool waited,
-                             uint32_t sharers_q8) {
+/* So much of others' turns a launch may meet before own work has made room for it. */
+#define AHEAD_MOST_NS (8 * (uint64_t)SHARED_COST_TURN_NS)
+
+/* What is left of a launch after a wait for which own work has made room: others have one turn each for each of its own
+ * while it always has work. */
+static uint64_t with_room_ns(uint64_t own_ns, uint64_t took_ns, struct shared_room *room) {
+    uint64_t left = AHEAD_MOST_NS - smaller(room->waited_ns, AHEAD_MOST_NS), wait = smaller(took_ns - own_ns, left);
+    uint64_t others = others_ns(room->most_q8), made = (took_ns - wait) * others / SHARED_COST_TURN_NS;
+    room->waited_ns = most(room->waited_ns + wait, made) - made;
+    return took_ns - wait;
+}
+
+uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool waited, uint32_t sharers_q8,
+                             struct shared_room *room) {
     struct shared_cost *known = find_or_begin(cost);
     bool always = sharers_q8 >= ALWAYS_Q8, meets = !follows && meets_others(known, waited);
     uint64_t own_ns = shared_cost_own_ns(cost, took_ns, follows, always, sharers_q8);
@@ -130,5 +148,7 @@ uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool fol
         own_ns = long_own_ns(known, took_ns, always || meets, sharers_q8);
     else if (!follows && waited)
         own_ns = from_slice_ns(own_ns, took_ns, always || meets, sharers_q8);
+    else if (follows && waited && own_ns)
+        own_ns = with_room_ns(own_ns, took_ns, room);
     return own_ns ? (uint32_t)(took_ns * 256 / own_ns) : sharers_q8;
 }

@@ -26,11 +26,20 @@
  * time slices or not at all. Call once for each measured launch: it teaches what the kind takes. */
 uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool follows, bool always, uint32_t sharers_q8);
 
+/* How long launches of a card that were queued behind own work waited for others' time slices, less the room that own
+ * work has made for that since; all zero at first. */
+struct shared_room {
+    uint64_t waited_ns;
+    uint32_t most_q8; /* so many containers at most, x 256, had work lately */
+};
+
 /* The divisor x 256 for the time of a launch, by shared_cost_own_ns(), beside `sharers_q8` / 256 containers; 1.75 and
- * more always have work, and so have those that a kind finds at work three times in four. `waited`: it had to wait for
+ * more always have work, and so have those that a kind finds at work as a rule. `waited`: it had to wait for
  * others' work. If it followed no work of its process, it began with a time slice of its own then: up to a slice is its
- * own, and what is longer is divided by slices, else evenly. */
-uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool waited, uint32_t sharers_q8);
+ * own, and what is longer is divided by slices, else evenly. If it was queued behind such work, it waited no longer
+ * than there is `room`. */
+uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool waited, uint32_t sharers_q8,
+                             struct shared_room *room);
 
 /* The longest total of other containers' time slices that a launch may wait for. */
 static inline int64_t shared_cost_turns_ns(uint32_t sharers_q8) {

@@ -30,8 +30,7 @@ void sharers_look(const struct vcuda_limits_view *view, int card, uint64_t now) 
         told[card].most_q8[0] = q8;
 }
 
-/* The greatest factor of the last seconds that the host spoke. */
-static uint32_t most_told(int card) {
+uint32_t sharers_most(int card) {
     const uint32_t *most = told[card].most_q8;
     return most[0] > most[1] ? most[0] : most[1];
 }
@@ -52,5 +51,5 @@ uint32_t sharers_during(const struct vcuda_limits_view *view, int card, uint64_t
                         uint64_t expected_ns) {
     if (!is_left_to_itself(view, card, now))
         return sharers_now(view, card, now);
-    return bucket_stretch(elapsed_ns, expected_ns, most_told(card));
+    return bucket_stretch(elapsed_ns, expected_ns, sharers_most(card));
 }

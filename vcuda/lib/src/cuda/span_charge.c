@@ -194,6 +194,15 @@ static struct share share_of(struct timing_span *span, const struct gpu_interval
                           .follows = follows};
 }
 
+/* Beside other containers that have work. */
+static uint32_t divided_beside(const struct timing_span *span, const struct share *share, uint32_t divided) {
+    static struct shared_room rooms[VCUDA_MAX_CARDS];
+    struct shared_room *room = &rooms[span->context_meter->card];
+    uint32_t most = sharers_most(span->context_meter->card);
+    room->most_q8 = most > divided ? most : divided;
+    return shared_cost_divisor(span->cost, share->took, share->follows, share->ran.waited, divided, room);
+}
+
 /* Charge what is new of a measured launch's interval, which teaches what launches of its kind cost. */
 static uint64_t charge_measured(struct timing_span *span, const struct vcuda_limits_view *view,
                                 const struct share *share, uint64_t now) {
@@ -210,7 +219,7 @@ static uint64_t charge_measured(struct timing_span *span, const struct vcuda_lim
     if (known && is_crossed)
         divided = crossed_work_stretch_q8(share->took, known, alone);
     else if (divided > 256 && !alone && !bucket_is_silent(view, now))
-        divided = shared_cost_divisor(span->cost, share->took, share->follows, ran->waited, divided);
+        divided = divided_beside(span, share, divided);
     else if (known && !alone)
         divided = sharers_during(view, card, now, share->took, known);
     if (!bucket_is_silent(view, now) && (share->by_itself || !known || !is_crossed))
