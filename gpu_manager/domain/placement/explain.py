@@ -76,7 +76,8 @@ class Refusal:
 
 def closed_because(state: CardState, request: PodRequest, *, listed: bool = True) -> str:
     """Return why the pod may not use the card; empty if it may. ``listed``: the ledger has the card."""
-    if listed and state.open and not _picky(state, request):
+    terms = request.uuids or request.models or state.card.whole_only or state.card.instance
+    if listed and state.open and not terms:
         return ""  # nearly always
     if state.card.mig:
         return "in MIG mode, left alone"
@@ -104,11 +105,6 @@ def _not_allowed(card: Card, request: PodRequest) -> str:
         return "a MIG instance, of which a container gets one, and one of this pod asks for several cards"
     wanted = _clean(", ".join(request.models))
     return f"model {_clean(card.model)}, the pod allows {wanted}"
-
-
-def _picky(state: CardState, request: PodRequest) -> bool:
-    card = state.card
-    return bool(request.uuids or request.models or card.whole_only or card.instance)
 
 
 def card_reason(ask: Amount, whole: int, view: CardView) -> str:
