@@ -59,6 +59,11 @@ def number_of(parent: int, place: int) -> int:
     return 100 * (parent + 1) + place
 
 
+def card_asked(number: int) -> int:
+    """Return the number of the card that the driver is asked about: of an instance its parent's."""
+    return number // 100 - 1 if number >= 100 else number
+
+
 def words(text: str) -> list[str]:
     """Return the lower-case words of a model's name."""
     return [word for word in _SEPARATOR.split(text.casefold()) if word]

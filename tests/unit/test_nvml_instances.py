@@ -105,6 +105,24 @@ def test_instances_of_a_silent_card_stay_listed_and_are_unhealthy(failing: int):
     assert len(cards.usage()[0]) == 1
 
 
+def test_a_card_that_hangs_is_waited_for_once_with_its_instances():
+    nvml, gpu = machine()
+    cards = NvmlCards(nvml, sysfs=Path("/nonexistent"), instances=lambda: True, patience=0.3)
+    cards.list()
+    free = nvml.hang(gpu)
+    try:
+        asked = []
+        for part in gpu.parts:
+            if part is not None:
+                part.fail = {"memory": pynvml.NVML_ERROR_GPU_IS_LOST}
+                asked.append(part.uuid)
+        assert {use.uuid for use in cards.usage()[0]} == {nvml.gpus[1].uuid}
+        states = {s.card.uuid: s for s in cards.list()}
+        assert all("did not answer in time" in states[uuid].reason for uuid in (gpu.uuid, *asked))
+    finally:
+        free.set()
+
+
 def test_what_the_driver_reserves_of_an_instance_stays_reserved():
     nvml, gpu = machine()
     cards = cards_of(nvml)

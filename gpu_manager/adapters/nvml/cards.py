@@ -39,7 +39,7 @@ from gpu_manager.adapters.nvml.usage import Memory, UsageReader
 from gpu_manager.adapters.nvml.watch import EventWatch, WatchedCard
 from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.mig import divides_memory, profile_of
+from gpu_manager.domain.mig import card_asked, divides_memory, profile_of
 from gpu_manager.domain.topology import MAX_CARDS, SELF, Link, LinkKind, Topology
 from gpu_manager.ports.cards import CardEvent, CardUse, HealthChange, ProcessUse
 
@@ -231,7 +231,7 @@ class NvmlCards:
                 continue
             try:
                 read = partial(self._usage.read, slot.handle, slot.card)
-                card, running = self._patience.call(slot.card.index, read)
+                card, running = self._patience.call(card_asked(slot.card.index), read)
             except DriverHangsError:
                 self._blame(slot.card.uuid, TIMEOUT)
                 continue
@@ -393,7 +393,7 @@ class NvmlCards:
     def examine(self, slot: WatchedCard) -> None:
         """Check the health of a card and record the result."""
         try:
-            self._patience.call(slot.card.index, partial(self._examine, slot))
+            self._patience.call(card_asked(slot.card.index), partial(self._examine, slot))
         except DriverHangsError:
             self._blame(slot.card.uuid, TIMEOUT)
 
