@@ -104,7 +104,8 @@ class MultiGpuSlots:
     def lost(self, before: Rooms, after: Rooms) -> Loss:
         """Return the slots, and cards of idle nodes, that a change of the node removes."""
         priced = len(self._shapes) + len(self._models)
-        pairs = enumerate(zip(self.of(before)[:priced], self.of(after)[:priced], strict=True))
+        had, has = self.of(before)[:priced], self.of(after)[:priced]
+        pairs = enumerate(zip(had, has, strict=True)) if had != has else ()
         return tuple((at, old - new) for at, (old, new) in pairs if old > new)
 
     def prices(self, free: int, places: Sequence[int]) -> list[float]:
