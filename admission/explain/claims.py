@@ -32,9 +32,8 @@ from gpu_manager.domain.dra.demand import Classes, is_ours
 from gpu_manager.domain.dra.device import device_names
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
-from gpu_manager.domain.placement.explain import LINE_LIMIT, with_priority
+from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_priority, neighbours, with_priority
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.domain.placement.protection import explain_priority, neighbours
 from gpu_manager.domain.untrusted import mapping, mappings, text
 from gpu_manager.ports.clock import Clock
 

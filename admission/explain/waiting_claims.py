@@ -31,8 +31,7 @@ from gpu_manager.domain.dra.device import (
 )
 from gpu_manager.domain.dra.selectors import card_of_model, selected_card, takes
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable
-from gpu_manager.domain.placement.explain import LINE_LIMIT, with_priority
-from gpu_manager.domain.placement.protection import explain_priority, neighbours
+from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_priority, neighbours, with_priority
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import ZERO, Amount, format_bytes, format_number
 from gpu_manager.domain.rules.request import PlacementPolicy

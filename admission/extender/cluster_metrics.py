@@ -17,7 +17,7 @@ from admission.cluster.snapshot import ClusterState
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.pod_holder import HeldBy
 from gpu_manager.domain.cluster.quota import QuotaLine
-from gpu_manager.domain.placement.protection import is_protected, neighbours
+from gpu_manager.domain.placement.explain import is_protected, neighbours
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.runtime.inbound import counter_by_label

@@ -112,7 +112,7 @@ def _command(
     """A command that changes one of a node's lists of cards.
 
     ``text`` is its help, ``key`` names the list in JSON and YAML, and ``shown`` is the line above it for
-    people. ``change`` gets :mod:`gpu_manager.adapters.kube.cordon`, the connection, the node and the cards,
+    people. ``change`` gets :mod:`gpu_manager.adapters.kube.changes`, the connection, the node and the cards,
     and returns what is then in the list.
     """
 
@@ -127,7 +127,7 @@ def _command(
         api_url: Annotated[str | None, Option(help="API server by address, for the sandbox.")] = None,
         printing: Printing = TABLE,
     ) -> None:
-        from gpu_manager.adapters.kube import cordon as lists  # noqa: PLC0415  # heavy; completions must not wait
+        from gpu_manager.adapters.kube import changes as lists  # noqa: PLC0415  # heavy; completions must not wait
         from gpu_manager.adapters.kube.connection import connect  # noqa: PLC0415  # same
 
         for uuid in uuids:

@@ -153,26 +153,8 @@ RECORDS: Final = Feature(
     next="a week of a real cluster's decisions, replayed",
 )  # fmt: skip
 
-FEATURES: Final = (
-    *(MEMORY_LIMITS, CORE_LIMITS, ELASTIC, DEVICE_PLUGIN, PLACEMENT, QUOTA, EXPLAIN, DOCTOR, PREDECESSOR),
-    *(
-        CONSOLE,
-        WHOLE_CARDS,
-        OVERSUBSCRIBE,
-        CLAIMS,
-        PRIORITIES,
-        PARTS_OF_CARDS,
-        MIG,
-        RESIZE,
-        ADVICE,
-        BILLS,
-        GANGS,
-        AUTOSCALERS,
-        WITNESS,
-        EVADERS,
-    ),
-    *(HELD_REGISTRATION, PAGE_MOUNTS, RECORDS),
-)
+FEATURES: Final = tuple(one for one in tuple(vars().values()) if isinstance(one, Feature))
+"""Each feature above, in that order."""
 
 
 def stages() -> dict[str, str]:

@@ -170,7 +170,9 @@ class BillMeter:
         known = {uid for uid, pod in self._bills.pods.items() if pod.ended is not None}
         there = self._holdings()
         granted = {
-            uid: _unmeasured(one) for uid, one in self._holdings(frozenset()).items() if uid not in known
+            uid: Holding(one.namespace, one.pod, one.booked)  # without its use, which was not sampled
+            for uid, one in self._holdings(frozenset()).items()
+            if uid not in known
         }
         self._held = {uid: one for uid, one in granted.items() if uid in there}
         away = self._clock.monotonic() - self._at
@@ -255,11 +257,6 @@ class BillMeter:
         before = self._peaks.get(uid)
         same = before is not None and len(before[0]) == len(held) and all(map(is_, before[0], held))
         return before if before is not None and same else (held, booked_peak(held))
-
-
-def _unmeasured(held: Holding) -> Holding:
-    """The holding without its use, for a time in which use was not sampled."""
-    return Holding(held.namespace, held.pod, held.booked)
 
 
 def _holding(held: tuple[Allocation, ...], booked: Amount, uses: Iterable[ShareUse]) -> Holding:

@@ -14,12 +14,12 @@ from gpu_manager.adapters.diagnosis.agent import gather_agent
 from gpu_manager.adapters.diagnosis.machine import gather_driver, gather_kubelet, gather_runtime
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.node_config import runtime_socket
-from gpu_manager.adapters.driver_files.runtimes import detect
 from gpu_manager.cli.main import run
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from tests.component.test_agent import World
 from tests.fakes.node import container, pod
+from tests.fakes.node_roots import detect
 
 CONFIG = "etc/containerd/config.toml"
 KUBELET = "/var/lib/kubelet"

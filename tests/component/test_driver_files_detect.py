@@ -6,9 +6,9 @@ import socket
 import pytest
 
 from gpu_manager.adapters.driver_files.runtimes import Detected, Strategy, answers
-from gpu_manager.adapters.driver_files.runtimes import detect as detect_with
 from tests.fakes.distribution_roots import PUBLISHED
 from tests.fakes.node_roots import EVERY, LEFT_BEHIND
+from tests.fakes.node_roots import detect as detect_with
 
 V2 = 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n'
 V2_RUNTIME = '[plugins."io.containerd.grpc.v1.cri".containerd]\ndefault_runtime_name = "nvidia"\n'

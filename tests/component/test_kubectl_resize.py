@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from gpu_manager.adapters.kube.changes import change_size
 from gpu_manager.adapters.kube.connection import connect_person
-from gpu_manager.adapters.kube.resize import change_size
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, RESIZE, RESIZED, Assignment, encode_assignment

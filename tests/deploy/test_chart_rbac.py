@@ -10,9 +10,9 @@ import pytest
 from admission.app import compose
 from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership, OwnCertificates
 from gpu_manager.adapters.http import HttpClient
+from gpu_manager.adapters.kube.changes import cordon
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods, KubePodEvents
 from gpu_manager.adapters.kube.connection import connect
-from gpu_manager.adapters.kube.cordon import cordon
 from gpu_manager.adapters.kube.evictions import KubeEvictions
 from gpu_manager.adapters.kube.kube import Kube
 from gpu_manager.adapters.kube.leases import KubeCertificates

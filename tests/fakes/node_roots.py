@@ -6,8 +6,19 @@ injection depends on.
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from gpu_manager.adapters.driver_files.runtimes import Strategy, detect
+from gpu_manager.adapters.driver_files.host import HostFiles
+from gpu_manager.adapters.driver_files.node_config import runtime_socket
+from gpu_manager.adapters.driver_files.runtimes import Strategy, answers, choose, in_use
+from gpu_manager.domain.contract import KUBELET_DIR
+
+
+def detect(root: Path, *, proc: Path, answering=answers) -> tuple[Strategy, str]:
+    """The strategy for the node whose file system is at ``root``, and the fact that decided it."""
+    host = HostFiles(root)
+    return choose(host, *in_use(host, runtime_socket(host, KUBELET_DIR, proc), answering, proc))
+
 
 CDI, NVIDIA, DIRECT = Strategy.CDI, Strategy.NVIDIA, Strategy.DIRECT
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_manager.domain.cluster.quota import NO_QUOTA, Quota, parse_quota
 from gpu_manager.domain.contract import PRIORITY
-from gpu_manager.domain.placement.protection import explain_priority
+from gpu_manager.domain.placement.explain import explain_priority
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.rules.legal_values import check_pod, warn_pod

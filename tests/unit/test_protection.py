@@ -17,7 +17,7 @@ from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.cluster.usage_json import NodeUsage, longest_beside, read_usage, ungated_beside
 from gpu_manager.domain.contract import INVENTORY, PLACEMENT, PRIORITY, decode_inventory, encode_inventory
 from gpu_manager.domain.kube.pod import PodUid
-from gpu_manager.domain.placement.protection import (
+from gpu_manager.domain.placement.explain import (
     explain_priority,
     explain_unprotected,
     explain_wait,

@@ -28,7 +28,7 @@ from gpu_manager.adapters.driver_files.node_config import (
     runtime_socket,
     table,
 )
-from gpu_manager.domain.contract import CDI_DIR, KUBELET_DIR
+from gpu_manager.domain.contract import CDI_DIR
 
 SPEC_DIR: Final = CDI_DIR
 _SPEC_DIRS: Final = (SPEC_DIR, "/run/cdi")
@@ -269,18 +269,6 @@ def _string(value: object) -> str:
 _TOOLKIT: Final = "nvidia-container-runtime/config.toml"
 _NVIDIA: Final = ("nvidia-container-runtime", "nvidia-container-runtime.legacy")
 _CDI_MODE: Final = ("nvidia-container-runtime.cdi",)
-
-
-def detect(
-    root: Path = Path("/"),
-    *,
-    kubelet_dir: str = KUBELET_DIR,
-    proc: Path = Path("/proc"),
-    answering: Callable[[Path], bool] = answers,
-) -> tuple[Strategy, str]:
-    """The strategy for the node whose file system is at ``root``, and the fact that decided it."""
-    host = HostFiles(root)
-    return choose(host, *in_use(host, runtime_socket(host, kubelet_dir, proc), answering, proc))
 
 
 class Detected:

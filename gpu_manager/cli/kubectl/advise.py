@@ -252,16 +252,13 @@ def apply_advice(login: Login, rows: Sequence[Sized], now: datetime) -> Iterator
 
 def _apply_in_turn(login: Login, row: Sized, now: datetime) -> AppliedAdvice:
     """As :func:`_apply`, of the workload as it is then, if another writer comes in between."""
-    from gpu_manager.adapters.kube.resize import Overtaken  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.changes import in_turn  # noqa: PLC0415  # as in log_in
 
-    for _ in range(_TRIES):
-        with contextlib.suppress(Overtaken):
-            return _apply(login, row, now)
-    return _apply(login, row, now)
+    return in_turn(lambda: _apply(login, row, now), _TRIES)
 
 
 def _apply(login: Login, row: Sized, now: datetime) -> AppliedAdvice:
-    from gpu_manager.adapters.kube.resize import annotate_workload, workload  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.changes import annotate_workload, workload  # noqa: PLC0415  # as in log_in
 
     namespace, owner, container = row.workload
     kind, _, name = owner.partition("/")

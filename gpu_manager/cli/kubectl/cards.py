@@ -53,7 +53,7 @@ def uncordon(cards: Cards, printing: Printing = TABLE, access: Access = BY_KUBEC
 
 
 def _change(cards: list[str], printing: Printing, access: Access, *, close: bool) -> None:
-    from gpu_manager.adapters.kube.cordon import cordon, places_of_cards  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.changes import cordon, places_of_cards  # noqa: PLC0415  # as in log_in
 
     with log_in(access) as login:
         wanted = find_cards(places_of_cards(login.connection), cards)

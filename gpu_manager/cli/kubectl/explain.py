@@ -26,12 +26,12 @@ from gpu_manager.domain.placement.explain import (
     explain_bound,
     explain_placement,
     explain_room,
+    explain_wait,
     explanation_lines,
     with_priority,
 )
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.placement.place import judge
-from gpu_manager.domain.placement.protection import explain_wait
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.domain.rules.pod_request import judged_request

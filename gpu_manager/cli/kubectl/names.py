@@ -18,7 +18,7 @@ from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.runtime.arguments import Seconds
 
 if TYPE_CHECKING:
-    from gpu_manager.adapters.kube.cordon import CardPlace
+    from gpu_manager.adapters.kube.changes import CardPlace
 
 _SHORT: Final = {
     "po": "Pod", "deploy": "Deployment", "sts": "StatefulSet", "ds": "DaemonSet", "rs": "ReplicaSet",
@@ -185,8 +185,8 @@ def _names(kind: str, before: Sequence[str]) -> Iterable[str]:
 
 
 def _listed(kind: str, login: Login) -> list[str]:
+    from gpu_manager.adapters.kube.changes import places_of_cards  # noqa: PLC0415  # as in log_in
     from gpu_manager.adapters.kube.connection import pods_path  # noqa: PLC0415  # as above
-    from gpu_manager.adapters.kube.cordon import places_of_cards  # noqa: PLC0415  # as in log_in
     from gpu_manager.adapters.kube.reading import list_all  # noqa: PLC0415  # as above
 
     if kind == "cards":

@@ -111,8 +111,8 @@ def resize_workload(login: Login, kind: str, name: str, size: AskedSize, wait: f
     Raises:
         NodeUnready, RequestInvalid: it was not written.
     """
+    from gpu_manager.adapters.kube.changes import change_size, pods_of  # noqa: PLC0415  # as above
     from gpu_manager.adapters.kube.connection import Refused  # noqa: PLC0415  # as in log_in
-    from gpu_manager.adapters.kube.resize import change_size, pods_of  # noqa: PLC0415  # as above
 
     ends = time.monotonic() + wait
     change = change_of(login, kind, size)
@@ -148,7 +148,7 @@ def past_in(login: Login, owners: Mapping[str, str]) -> list[str]:
     """What resized pods of the namespace go past of Kubernetes' own limits; ``owners``: requests of workloads
     that their pods may not have yet.
     """
-    from gpu_manager.adapters.kube.resize import namespace_limits  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.changes import namespace_limits  # noqa: PLC0415  # as in log_in
 
     limits, pods = namespace_limits(login.connection, login.namespace)
     asking = []
@@ -162,7 +162,7 @@ def past_in(login: Login, owners: Mapping[str, str]) -> list[str]:
 
 def _mended(login: Login, waiting: Sequence[Pod], *, is_reset: bool) -> Iterator[str]:
     """Pods that wait at the size asked for before: their spec is fixed, so a reset has them made anew."""
-    from gpu_manager.adapters.kube.resize import delete_waiting  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.changes import delete_waiting  # noqa: PLC0415  # as in log_in
 
     for pod in waiting:
         told = f"{pod.key} waits at the size that was asked for before"
@@ -434,7 +434,7 @@ def _chosen(login: Login, selector: str) -> list[NamedObject]:
 
 def _tried(login: Login, named: NamedObject, size: AskedSize, wait: float, how: DryRun) -> str:
     """What would be asked for, judged here or by the API server. Raises as :func:`_resize_pod`."""
-    from gpu_manager.adapters.kube.resize import change_size, workload  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.changes import change_size, workload  # noqa: PLC0415  # as in log_in
 
     kind, change = named.kind, change_of(login, named.kind, size)
     if how is DryRun.SERVER:
@@ -455,7 +455,7 @@ def _resize_pod(login: Login, name: str, size: AskedSize, wait: float) -> str:
     Raises:
         DoesNotFit, NodeUnready, RequestInvalid: it was refused, or not written.
     """
-    from gpu_manager.adapters.kube.resize import change_size, running_pod  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.changes import change_size, running_pod  # noqa: PLC0415  # as in log_in
 
     change = change_of(login, "Pod", size)
     ends = time.monotonic() + wait

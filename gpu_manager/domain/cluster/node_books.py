@@ -20,10 +20,9 @@ from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.cluster.pod_charges import Charge
 from gpu_manager.domain.contract import TerminatingShare
 from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid
-from gpu_manager.domain.placement.explain import Refusal
+from gpu_manager.domain.placement.explain import Refusal, explain_priority, neighbours
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.placement.place import Placement, judge
-from gpu_manager.domain.placement.protection import explain_priority, neighbours
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.domain.rules.request import PodRequest

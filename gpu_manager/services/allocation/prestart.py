@@ -31,9 +31,8 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
 from gpu_manager.domain.kube.pod import Pod, PodUid
-from gpu_manager.domain.placement.explain import explain_shares, with_priority
+from gpu_manager.domain.placement import explain
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.placement.protection import explain_unprotected, neighbours
 from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import ControlPages
@@ -210,9 +209,9 @@ class PreStart:
         pod = pod_of(self._pods.local(), grant.allocation.pod)
         if pod is not None:
             allocation = grant.allocation
-            beside = neighbours(self._state.view.ledger, allocation.pod, allocation.cards)
-            text = explain_shares(allocation.shares, self._state.node.cards)
-            text += with_priority(explain_unprotected(allocation.priority, beside))
+            beside = explain.neighbours(self._state.view.ledger, allocation.pod, allocation.cards)
+            text = explain.explain_shares(allocation.shares, self._state.node.cards)
+            text += explain.with_priority(explain.explain_unprotected(allocation.priority, beside))
             self._pods.event(pod, EVENT_ALLOCATED, f'container "{allocation.container}": {text}')
             self._writeback.tell(pod)
 

@@ -78,7 +78,7 @@ class EndedContainers:
         with self._lock:
             if self._settled and self._settled[0] is granted and self._settled[1] is known:
                 return self._settled[2]
-            local = _by_uid(known)
+            local = {PodUid(f.pod.uid): f for found in known.values() for f in reversed(found)}
             of_pods = [key for key in granted if not is_claims(key)]
             ended = self._ended_pods({uid for uid, _ in of_pods}, local)
             over = frozenset(key for key in of_pods if key[0] in ended or _is_over(local.get(key[0]), key[1]))
@@ -114,10 +114,6 @@ def _runs(found: KnownPod | None) -> bool:
 
 def _is_over(found: KnownPod | None, container: str) -> bool:
     return found is not None and container in found.pod.ended_inits
-
-
-def _by_uid(local: Mapping[str, Sequence[KnownPod]]) -> dict[PodUid, KnownPod]:
-    return {PodUid(f.pod.uid): f for found in local.values() for f in reversed(found)}
 
 
 PERIOD_SECONDS = 1.0

@@ -1,14 +1,18 @@
-"""Resize requests of running fractions, as annotations of pods and of their workloads."""
+"""Annotations that commands change without losing others' changes: sizes of running fractions, in pods and
+their workloads; cards of nodes that operators close, open or forget.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 from gpu_manager.adapters.kube.connection import CONFLICT, Connection, Refused, named_path, pods_path, segment
-from gpu_manager.adapters.kube.reading import labelled_pods, read_object
+from gpu_manager.adapters.kube.reading import labelled_pods, list_all, read_object
+from gpu_manager.domain import contract
+from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import Pod, parse_pod
@@ -18,11 +22,22 @@ from gpu_manager.domain.untrusted import mapping, mappings, text
 
 _AWAY: Final = (429, 500, 502, 503, 504)  # 500: the API server could not ask the admission service
 _PAUSE_SECONDS: Final = 0.5
+_T = TypeVar("_T")
 _TRIES: Final = 7  # before the last: a pod is written by kubelet, scheduler and agent at once while it starts
 
 
 class Overtaken(NodeUnready):
     """The object has changed since it was read: read it again."""
+
+
+def in_turn(step: Callable[[], _T], tries: int = _TRIES) -> _T:
+    """Call ``step``, which reads an object and changes it as it was read; again where others have changed it
+    in between, ``tries`` times before the last, whose :class:`Overtaken` is the caller's.
+    """
+    for _ in range(tries):
+        with contextlib.suppress(Overtaken):
+            return step()
+    return step()
 
 
 def running_pod(connection: Connection, namespace: str, name: str) -> Pod:
@@ -94,14 +109,12 @@ def change_size(
     Raises:
         NodeUnready: it was refused, with the reasons of the admission service, or nobody answers.
     """
-    for _ in range(_TRIES):
-        with contextlib.suppress(Overtaken):
-            there = workload(connection, kind, namespace, name)
-            return annotate_workload(
-                connection, kind, there, {RESIZE: change(there)}, patience, dry_run=dry_run
-            )
-    there = workload(connection, kind, namespace, name)
-    return annotate_workload(connection, kind, there, {RESIZE: change(there)}, patience, dry_run=dry_run)
+
+    def step() -> Mapping[str, Any]:
+        there = workload(connection, kind, namespace, name)
+        return annotate_workload(connection, kind, there, {RESIZE: change(there)}, patience, dry_run=dry_run)
+
+    return in_turn(step)
 
 
 def pods_of(connection: Connection, workload: Mapping[str, Any]) -> Iterator[Pod]:
@@ -167,18 +180,18 @@ def _patch(
     what: str,
     path: str,
     body: Mapping[str, Any],
-    patience: float,
-    query: Mapping[str, str],
+    patience: float | None = None,
+    query: Mapping[str, str] | None = None,
 ) -> Mapping[str, Any]:
-    """Write the annotation: the same one again does no harm."""
-    ends = time.monotonic() + patience
+    """Write the annotations, for ``patience`` seconds while nobody judges them: again does no harm."""
+    ends = time.monotonic() + (patience or 0.0)
     while True:
         try:
             return connection.request(what, "PATCH", path, query=query, body=body)
         except Refused as refusal:
             if refusal.code == CONFLICT:
                 raise Overtaken(str(refusal)) from refusal
-            if refusal.code not in _AWAY:
+            if refusal.code not in _AWAY or patience is None:
                 raise
             if time.monotonic() + _PAUSE_SECONDS > ends:
                 raise NodeUnready(
@@ -193,3 +206,107 @@ def _path(kind: str, namespace: str, name: str) -> str:
         return named_path(namespace, name)
     place = f"/apis/apps/v1/namespaces/{segment(namespace)}/{KINDS[kind]}"
     return f"{place}/{segment(name)}"
+
+
+# Cards that operators close, open or forget: annotations, updated without losing concurrent changes.
+
+
+def cordon(
+    connection: Connection, node: str, uuids: Collection[CardUuid], *, close: bool
+) -> frozenset[CardUuid]:
+    """Close these cards to new shares, or open them again; returns all cards that are then closed.
+
+    Raises:
+        RequestInvalid: a card that the node's inventory does not show.
+        NodeUnready: the API server refuses, or is away.
+    """
+    listed = frozenset(uuids)
+
+    def change(closed: frozenset[CardUuid], shown: contract.Inventory | None) -> frozenset[CardUuid]:
+        _known(node, uuids, shown, closed)
+        return closed | listed if close else closed - listed
+
+    return _change(connection, node, contract.CORDON, change)
+
+
+def forget(connection: Connection, node: str, uuids: Collection[CardUuid]) -> frozenset[CardUuid]:
+    """Mark vanished cards as gone for good, for the node's agent; returns all such marks of the node.
+
+    Raises:
+        RequestInvalid: a card that the node's inventory does not list as vanished.
+        NodeUnready: the API server refuses, or does not answer.
+    """
+
+    def change(waiting: frozenset[CardUuid], shown: contract.Inventory | None) -> frozenset[CardUuid]:
+        _known(node, uuids, shown, waiting)
+        for state in shown.cards if shown else ():
+            if state.card.uuid in uuids and not state.missing:
+                raise RequestInvalid(
+                    f"the driver of node {node} lists card {state.card.uuid}: only a card that has vanished "
+                    "can be forgotten; to keep pods off this one, cordon it"
+                )
+        return waiting | frozenset(uuids)
+
+    return _change(connection, node, contract.FORGET, change)
+
+
+def _change(
+    connection: Connection,
+    node: str,
+    key: str,
+    change: Callable[[frozenset[CardUuid], contract.Inventory | None], frozenset[CardUuid]],
+) -> frozenset[CardUuid]:
+    """Change a list of cards in an annotation of the node; again if somebody else did so meanwhile."""
+    path = f"/api/v1/nodes/{segment(node)}"
+
+    def step() -> frozenset[CardUuid]:
+        meta = connection.request(f"read the node {node}", "GET", path).get("metadata") or {}
+        annotations = meta.get("annotations") or {}
+        before = contract.decode_uuids(annotations.get(key))
+        wanted = change(before, contract.decode_inventory(annotations.get(contract.INVENTORY)))
+        if wanted != before:
+            # null removes the annotation, where an empty value would stay.
+            written = {key: contract.encode_uuids(wanted) or None}
+            body = {"metadata": {"resourceVersion": meta.get("resourceVersion"), "annotations": written}}
+            _patch(connection, f"change {key} of {node}", path, body)
+        return wanted
+
+    return in_turn(step)
+
+
+class CardPlace(NamedTuple):
+    """The place of a card; ``at`` is its index, None if its node only lists it as closed."""
+
+    uuid: CardUuid
+    node: str
+    at: int | None
+
+
+def places_of_cards(connection: Connection) -> Sequence[CardPlace]:
+    """Where each card is that a node publishes or still lists as closed: what a node says of a card decides
+    for that node alone. Raises NodeUnready.
+    """
+    found: list[CardPlace] = []
+    for node in list_all(connection, "list nodes", "/api/v1/nodes"):
+        meta = mapping(node.get("metadata"))
+        annotations = mapping(meta.get("annotations"))
+        shown = contract.decode_inventory(annotations.get(contract.INVENTORY))
+        name, closed = str(meta.get("name")), contract.decode_uuids(annotations.get(contract.CORDON))
+        here = {s.card.uuid: s.card.index for s in (shown.cards if shown else ())}
+        found += [CardPlace(uuid, name, at) for uuid, at in here.items()]
+        found += [CardPlace(uuid, name, None) for uuid in sorted(closed - here.keys())]
+    return found
+
+
+def _known(
+    node: str, uuids: Collection[CardUuid], shown: contract.Inventory | None, listed: frozenset[CardUuid]
+) -> None:
+    """Refuse a UUID that the node's inventory does not have; a listed card may always be taken off."""
+    if shown is None:
+        return
+    there = [state.card.uuid for state in shown.cards]
+    for uuid in uuids:
+        if uuid not in there and uuid not in listed:
+            raise RequestInvalid(
+                f"node {node} has no card {uuid[:80]!r}; it has {', '.join(there) or 'none'}"
+            )
