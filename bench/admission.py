@@ -16,6 +16,7 @@ import logging
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -80,7 +81,8 @@ class Scheduler:
         self.judge = judge = FeasibilityJudge()
         quota.update(None)
         binder = Binder(self.cluster, quota, judge, self.api, clock, BindRules(leads=lambda _seconds: True))
-        self.extender = Extender(
+        self.offering = partial(
+            Extender,
             self.cluster,
             quota,
             judge,
@@ -88,6 +90,7 @@ class Scheduler:
             binder,
             clock=clock if hurried else None,
         )
+        self.extender = self.offering()
         self.names = [f"node-{n:05d}" for n in range(nodes)]
         self.cluster.replace(NODES, [node(name, MODELS[n % 3]) for n, name in enumerate(self.names)])
         self.cluster.replace(PODS, [])
