@@ -30,8 +30,8 @@ def command(
     profile: Annotated[
         str,
         Option(
-            help="Cards: a100x8, dgx1-v100, h200x8, mig-h200 (or a100, h100, b200), mixed, one, t4x4; a YAML "
-            "file; nvidia-smi topo -m (.txt)."
+            help="Cards: a100x8, dgx1-v100, h200x8, mig-a100, mig-b200, mig-h100, mig-h200, mixed, one, "
+            "t4x4; a YAML file; nvidia-smi topo -m (.txt)."
         ),
     ] = "a100x8",
     port: Annotated[int, Option(min=0, max=65535, help="Port of metrics; 0 for a free one.")] = 0,
