@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from admission.extender.node_names import LastQuestion, NodeNames
-from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import PodUid
+from gpu_manager.domain.untrusted import strict_list, strict_mapping, strict_text
 
 Obj = Mapping[str, Any]
 _NAMES_LAST: Final = b',"NodeNames":['
@@ -81,9 +82,9 @@ def read_args(body: bytes, last: LastQuestion | None = None) -> ExtenderArgs:
     if listed is None:
         return ExtenderArgs(pod, NodeNames())
     items = _map(listed, "Nodes").get("items")
-    nodes = tuple(_map(item, "a node") for item in _list(items, "Nodes.items"))
+    nodes = tuple(_map(item, "a node") for item in strict_list(items, "Nodes.items"))
     offered = NodeNames(
-        _text(_map(node.get("metadata"), "metadata").get("name"), "a node's name") for node in nodes
+        strict_text(_map(node.get("metadata"), "metadata").get("name"), "a node's name") for node in nodes
     )
     return ExtenderArgs(pod, offered, nodes, listed)
 
@@ -112,7 +113,9 @@ def _as_last(body: bytes, last: LastQuestion) -> ExtenderArgs | None:
 def read_binding(body: bytes) -> BindingArgs:
     """Parse the body of bind. Raises RequestInvalid: malformed."""
     data = _object(body, "ExtenderBindingArgs")
-    found = {key: _text(data.get(key.lower()), key) for key in ("PodName", "PodNamespace", "PodUID", "Node")}
+    found = {
+        key: strict_text(data.get(key.lower()), key) for key in ("PodName", "PodNamespace", "PodUID", "Node")
+    }
     if empty := [key for key, value in found.items() if not value]:
         raise RequestInvalid(f"ExtenderBindingArgs has no {', '.join(empty)}")
     return BindingArgs(found["PodName"], found["PodNamespace"], PodUid(found["PodUID"]), found["Node"])
@@ -132,10 +135,10 @@ def read_preemption(body: bytes) -> PreemptionArgs:
 def _victims(value: object, *, meta: bool) -> Victims:
     entry = _lower(_map(value, "victims"))
     uids: list[PodUid] = []
-    for item in _list(entry.get("pods"), "Pods"):
+    for item in strict_list(entry.get("pods"), "Pods"):
         pod = _map(item, "a victim")
         uid = _lower(pod).get("uid") if meta else _map(pod.get("metadata"), "metadata").get("uid")
-        uids.append(PodUid(_text(uid, "a victim's UID")))
+        uids.append(PodUid(strict_text(uid, "a victim's UID")))
     count = entry.get("numpdbviolations")
     return Victims(tuple(uids), count if isinstance(count, int) and not isinstance(count, bool) else 0)
 
@@ -218,33 +221,13 @@ def _lower(value: Obj) -> Obj:
 
 
 def _map(value: object, what: str) -> Obj:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise RequestInvalid(f"{what} is {quoted(value)}, not a map")
-    return value
-
-
-def _list(value: object, what: str) -> Sequence[Any]:
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise RequestInvalid(f"{what} is {quoted(value)}, not a list")
-    return value
+    return strict_mapping(value, what, "a map")
 
 
 def _names(value: object) -> Sequence[str]:
-    names = _list(value, "NodeNames")
+    names = strict_list(value, "NodeNames")
     try:
         "".join(names)
     except TypeError as error:
         raise RequestInvalid("NodeNames holds something that is no name") from error
     return names
-
-
-def _text(value: object, what: str) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise RequestInvalid(f"{what} is {quoted(value)}, not a text")
-    return value

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
+from gpu_manager.domain.untrusted import strict_list, strict_mapping, strict_text
 
 API_VERSION: Final = "admission.k8s.io/v1"
 KIND: Final = "AdmissionReview"
@@ -91,28 +92,25 @@ def parse_review(body: bytes) -> Review:
             f"the body is {quoted(data.get('kind'))} of {quoted(data.get('apiVersion'))}: "
             f"this webhook reads {KIND} of {API_VERSION}"
         )
-    request = _map(data.get("request"), "request")
+    request = strict_mapping(data.get("request"), "request")
     if not request:
         raise RequestInvalid("request is missing: there is nothing to judge")
-    uid = _text(request.get("uid"), "request.uid")
+    uid = strict_text(request.get("uid"), "request.uid")
     if not uid:
         raise RequestInvalid("request.uid is missing: the answer could not name its question")
-    resource, kind = _map(request.get("resource"), "resource"), _map(request.get("kind"), "kind")
-    user = _map(request.get("userInfo"), "userInfo")
-    plural, sub = (
-        _text(resource.get("resource"), "resource"),
-        _text(request.get("subResource"), "subResource"),
-    )
+    resource, kind, user = (strict_mapping(request.get(key), key) for key in ("resource", "kind", "userInfo"))
+    plural = strict_text(resource.get("resource"), "resource")
+    sub = strict_text(request.get("subResource"), "subResource")
     obj, old = (_object(request.get(key), key) for key in ("object", "oldObject"))
     return Review(
         uid=uid,
-        operation=_text(request.get("operation"), "operation"),
-        group=_text(resource.get("group"), "resource.group"),
+        operation=strict_text(request.get("operation"), "operation"),
+        group=strict_text(resource.get("group"), "resource.group"),
         resource=f"{plural}/{sub}" if sub else plural,
-        kind=_text(kind.get("kind"), "kind.kind"),
-        namespace=_text(request.get("namespace"), "namespace"),
-        name=_text(request.get("name"), "name"),
-        user=_text(user.get("username"), "userInfo.username"),
+        kind=strict_text(kind.get("kind"), "kind.kind"),
+        namespace=strict_text(request.get("namespace"), "namespace"),
+        name=strict_text(request.get("name"), "name"),
+        user=strict_text(user.get("username"), "userInfo.username"),
         groups=_texts(user.get("groups")),
         obj=obj,
         old=old,
@@ -133,32 +131,13 @@ def _no_constant(name: str) -> object:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _map(value: object, where: str) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise RequestInvalid(f"{where} is {quoted(value)}, not a map of fields")
-    return value
-
-
 def _object(value: object, where: str) -> Mapping[str, Any] | None:
-    return None if value is None else _map(value, f"request.{where}")
-
-
-def _text(value: object, where: str) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise RequestInvalid(f"{where} is {quoted(value)}, not a text")
-    return value
+    return None if value is None else strict_mapping(value, f"request.{where}")
 
 
 def _texts(value: object) -> frozenset[str]:
-    if value is None:
-        return frozenset()
-    if not isinstance(value, list):
-        raise RequestInvalid(f"userInfo.groups is {quoted(value)}, not a list")
-    return frozenset(_text(entry, "userInfo.groups") for entry in value)
+    entries = strict_list(value, "userInfo.groups")
+    return frozenset(strict_text(entry, "userInfo.groups") for entry in entries)
 
 
 def encode_answer(uid: str, verdict: ReviewVerdict) -> bytes:

@@ -1,11 +1,13 @@
-"""Lenient readers of untrusted JSON: a value of the wrong type counts as absent."""
+"""Readers of untrusted JSON: lenient ones take what has the wrong type for absent, strict ones refuse it."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from gpu_manager.domain.errors import RequestInvalid, quoted
 
 
 def mapping(value: object) -> Mapping[str, Any]:
@@ -53,3 +55,24 @@ def timestamp(value: object) -> float | None:
         return dt.datetime.fromisoformat(text(value)).timestamp()
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def strict_mapping(value: object, where: str, wanted: str = "a map of fields") -> Mapping[str, Any]:
+    """Return the mapping, an empty one for null. Raises RequestInvalid: it is something else."""
+    if value is None or type(value) is dict or isinstance(value, Mapping):
+        return value or {}
+    raise RequestInvalid(f"{where} is {quoted(value)}, not {wanted}")
+
+
+def strict_list(value: object, where: str, wanted: str = "a list") -> Sequence[Any]:
+    """Return the list, an empty one for null. Raises RequestInvalid: it is something else."""
+    if value is None or isinstance(value, list | tuple):
+        return value or ()
+    raise RequestInvalid(f"{where} is {quoted(value)}, not {wanted}")
+
+
+def strict_text(value: object, where: str) -> str:
+    """Return the text, an empty one for null. Raises RequestInvalid: it is something else."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    raise RequestInvalid(f"{where} is {quoted(value)}, not a text")

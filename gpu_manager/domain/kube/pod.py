@@ -29,7 +29,7 @@ from gpu_manager.domain.contract import (
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.kube.several_cards import read_parts
 from gpu_manager.domain.resources import CORES_PER_CARD, parse_quantity
-from gpu_manager.domain.untrusted import mapping, mappings, text
+from gpu_manager.domain.untrusted import mapping, mappings, strict_list, strict_mapping, strict_text, text
 
 PodUid = NewType("PodUid", str)
 
@@ -441,27 +441,18 @@ def _wants_graphics(env: object) -> bool:
 
 
 def _mapping(value: object, where: str) -> Mapping[str, object]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise RequestInvalid(f"{where} is {quoted(value)}, not a map of fields: this is not a pod")
-    return value
+    return strict_mapping(value, where, "a map of fields: this is not a pod")
 
 
 def _mappings(value: object, where: str) -> tuple[Mapping[str, object], ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple):
-        raise RequestInvalid(f"{where} is {quoted(value)}, not a list: this is not a pod")
-    return tuple(_mapping(entry, f"{where}[{i}]") for i, entry in enumerate(value))
+    entries = strict_list(value, where, "a list: this is not a pod")
+    return tuple(_mapping(entry, f"{where}[{i}]") for i, entry in enumerate(entries))
 
 
 def _text(value: object, where: str) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str) or not _is_text(value):
+    if not _is_text(found := strict_text(value, where)):
         raise RequestInvalid(f"{where} is {quoted(value)}, not a text")
-    return value
+    return found
 
 
 def _texts(value: object, what: str) -> Mapping[str, str]:
