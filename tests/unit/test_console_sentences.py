@@ -27,7 +27,6 @@ MODULES = (
     "gpu_manager/domain/cluster/pod_holder.py",
     "gpu_manager/domain/kube/constraints.py",
     "gpu_manager/domain/placement/explain.py",
-    "gpu_manager/domain/placement/explain.py",
 )
 NO_SENTENCES = {"not asked", "Knative Service", "no {}"}  # a count, a kind, a selector
 NO_SENTENCES |= {
