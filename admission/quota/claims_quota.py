@@ -156,7 +156,7 @@ class AdmittedClaims:
         """The record as it is written: what leaves it with this text has been shown here by now."""
         version = 0 if self.shown is None else max(self.shown, self._cluster.shown(CLAIMS))
         return (
-            json.dumps({**json.loads(text), f"{_SHOWN}{version}": ["", {}]}, separators=(",", ":"))
+            json.dumps({**json.loads(text), f"{_SHOWN_CLAIMS}{version}": ["", {}]}, separators=(",", ":"))
             if version
             else text
         )
