@@ -110,7 +110,7 @@ COSCHEDULING: Final = Controller(  # a kube-scheduler 1.33 with the plugins of i
     "./cmd/scheduler",
     "scheduler",
     "bin/kube-scheduler",
-    {"k8s.io/component-base/version.gitVersion": "v0.33.5"},
+    {"k8s.io/component-base/version.gitVersion": "v1.33.5"},  # of its Kubernetes: it judges its gates by it
 )
 ALL: Final = (KUEUE, KUBERAY, COSCHEDULING)
 
