@@ -58,7 +58,7 @@ class _Policied(World):
     def __init__(self, nodes: Sequence[Obj]) -> None:
         super().__init__(nodes)
         self.policy = LeastFragmentation(self.cluster, aside=lambda job: job())
-        self.extender._policy = self.policy  # noqa: SLF001 - the fake is made with its books
+        self.extender._choice._policy = self.policy  # noqa: SLF001 - the fake is made with its books
 
 
 def _cluster(dice: random.Random) -> _Policied:

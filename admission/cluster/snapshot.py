@@ -412,7 +412,7 @@ class ClusterState:
 
     def _build(self) -> None:
         if self._dirty:
-            self._nodes.build({name: self._on_node(name) for name in self._dirty})
+            self._nodes.build({name: self._on_node(name) for name in sorted(self._dirty)})
             self._dirty.clear()
             self._snapshot = None
 
