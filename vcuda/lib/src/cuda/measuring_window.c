@@ -1,7 +1,7 @@
 #include "cuda/measuring_window.h"
 
 #define EVERY_MOST 250 /* slots */
-#define WINDOWS 8.0    /* what they cost on average is judged over so many */
+#define WINDOWS 16.0   /* what they cost on average is judged over so many */
 #define SLOTS_LATE 64  /* that the settling thread counts at a time: it rests with the program */
 
 /* splitmix64: programs cannot foretell a window. */
