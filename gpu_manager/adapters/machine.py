@@ -9,9 +9,9 @@ from typing import Final
 from uuid import uuid4
 
 # SELinux labels with which containers may read the files that the agent mounts into them.
-# Files under /var/lib and /run carry types that no container may open; `container_file_t` without
-# categories is what every container may. Setting it needs an agent that may relabel (`spc_t`, as privileged
-# pods are).
+# By default, SELinux gives files under /var/lib and /run types that no container may open. Every container
+# may open `container_file_t` without categories. Only an agent that may relabel (`spc_t`, as in privileged
+# pods) can set it.
 
 
 LABEL: Final = b"system_u:object_r:container_file_t:s0\0"

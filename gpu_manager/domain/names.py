@@ -78,7 +78,10 @@ class Pseudonyms:
         self._walk(document, "", self._note_name, self._note_text)
 
     def replaced(self, document: Any) -> Any:
-        """The document with pseudonyms. All documents must have been seen."""
+        """Return a copy of the document with each name replaced by its pseudonym.
+
+        Every document of the archive must have been given to :meth:`see` before the first call.
+        """
         if not self._given:
             found = sorted(self._found | self._names)
             width = max(_WIDTH, len(str(len(found))))

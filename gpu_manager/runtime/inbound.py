@@ -95,7 +95,7 @@ def series_of(
 
 
 def counter_by_label(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
-    """A counter family with a series for each value of ``label``."""
+    """Return a counter metric with one series for each value of ``label``."""
     rows = (((value,), count) for value, count in sorted(counts.items()))
     return series_of(name, text, (label,), rows, CounterMetricFamily)
 

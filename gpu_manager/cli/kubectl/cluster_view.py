@@ -356,7 +356,7 @@ def _stays(pod: Pod, *, daemon: bool) -> tuple[str, bool]:
     return ("", False) if pod.controlled else ("no controller would make it anew", False)
 
 
-# Input of what-if commands: pods that manifests would create, and nodes of a given kind.
+# What the what-if commands read: the pods that a manifest would create, and nodes that do not exist yet.
 
 
 _MOST_PODS: Final = 100_000

@@ -2,10 +2,10 @@
  *
  * An event before and after a launch costs the thread and the card a microsecond or two each, too much for kernels of
  * some microseconds. So a process measures short launches only in windows: there each of them, on all of its streams. A
- * launch outside a window costs the mean of its kind. Time is cut into slots of a millisecond, and of each `every`
- * slots one, by chance, is a window. Whatever a program does, and however long it pauses, each of its launches lies in
- * a window as probably as any other: means are unbiased. (A window that stayed open until something had been measured
- * would hold what follows a pause too often.)
+ * launch outside a window costs the mean of its kind. Time is cut into slots of a millisecond, and each
+ * slot is a window by chance, one in `every` on average. Whatever a program does, and however long it pauses, each of
+ * its launches lies in a window as probably as any other: means are unbiased. (If a window stayed open until a launch
+ * came, launches after a pause would be measured too often.)
  *
  * Arithmetic only, as in gpu_time.h. */
 #ifndef VCUDA_MEASURING_WINDOW_H
