@@ -254,11 +254,12 @@ def _agent_kills(found: Mapping[str, Any] | None) -> Iterator[Row]:
             yield Row(name, None, unit, bar, note="never run: make cluster CMD=agent-kills")
         return
     ended, killed, whole, jobs = rows
-    full = found["kills"] >= ENOUGH_ROLLOUTS
+    full = found["terms"] >= ENOUGH_ROLLOUTS
     note = f"{found['terms']} ends by SIGTERM, {found['created_terms']} pods created; {_on(found)}"
     yield Row(ended[0], found["failed_terms"], *ended[1:], full=full, note=note)
+    full = found["kills"] >= ENOUGH_ROLLOUTS
     note = f"{found['failed_kills']} of {found['created_kills']} pods at {found['kills']} kills; {_on(found)}"
-    each = round(found["failed_kills"] / max(1, found["kills"]), 1)
+    each = round(found["failed_kills"] / found["kills"], 1) if found["kills"] else None
     yield Row(killed[0], each, *killed[1:], full=full, note=note)
     if wholes := found.get("wholes"):
         failed, created = found["failed_wholes"], found["created_wholes"]
@@ -270,6 +271,7 @@ def _agent_kills(found: Mapping[str, Any] | None) -> Iterator[Row]:
         f"with backoffLimit 0 and 14 pods at a time, at {found['job_kills']} kills of the agent; "
         f"{found['job_pods']} of their pods succeeded; {_on(found)}"
     )
+    full = found["job_kills"] >= ENOUGH_ROLLOUTS
     yield Row(jobs[0], found["jobs_failed"], *jobs[1:], full=full, note=note)
 
 

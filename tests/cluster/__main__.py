@@ -1,6 +1,6 @@
 """The cluster by hand.
 
-``python -m tests.cluster build|up|down|status|soak [MINUTES]|starts|claim-starts|claim-waves [EACH [WAVE]]|rollouts [COUNT [BACKLOG]]|agent-kills [COUNT]|other-cards [STARTS]|lost-checkpoint [TIMES]|joins [TIMES]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|controllers|release DIRECTORY [COMMIT]|foreign ARCHIVE|record``
+``python -m tests.cluster build|up|down|status|soak [MINUTES]|starts|claim-starts|claim-waves [EACH [WAVE]]|rollouts [COUNT [BACKLOG]]|agent-kills [COUNT [KIND]]|other-cards [STARTS]|lost-checkpoint [TIMES]|joins [TIMES]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|controllers|release DIRECTORY [COMMIT]|foreign ARCHIVE|record``
 """
 
 # ruff: noqa: T201 - a program that prints, not a library
@@ -72,14 +72,15 @@ def _rollouts(cluster: Cluster, count: int = rollouts.ROLLOUTS, backlog: int = 0
     return 1 if rollouts.measure(cluster, count, backlog, keep).failed else 0
 
 
-def _agent_kills(cluster: Cluster, count: int = agent_kills.KILLS) -> int:
-    """The record has what was counted so far, also where an agent does not come back."""
+def _agent_kills(cluster: Cluster, count: str = str(agent_kills.KILLS), *ends: str) -> int:
+    """The record has what was counted so far, also where an agent does not come back; runs of one image are added up."""
     _with_product(cluster)
+    last = record.last("agent_kills", cluster.parts)
 
     def keep(ended: agent_kills.AgentKills) -> None:
-        record.keep("agent_kills", ended.as_json(), cluster.parts)
+        record.keep("agent_kills", ended.added(last), cluster.parts)
 
-    found = agent_kills.run(cluster, count, keep)
+    found = agent_kills.run(cluster, int(count), keep, ends or agent_kills.ENDS)
     return 1 if found.failed_terms or found.failed_kills > found.kills else 0
 
 
@@ -110,7 +111,6 @@ def _joins(cluster: Cluster, times: int = joins.TIMES) -> int:
 
 
 COUNTED: Final[Mapping[str, Callable[..., int]]] = {
-    "agent-kills": _agent_kills,
     "other-cards": _other_cards,
     "lost-checkpoint": _lost_checkpoint,
     "joins": _joins,
@@ -147,6 +147,8 @@ def main() -> int:
             return max(_rollouts(cluster), _rollouts(cluster, backlog=BACKLOG))
         elif words[:1] == ["rollouts"] and len(words) <= 3:
             return _rollouts(cluster, *map(int, words[1:]))
+        elif words[:1] == ["agent-kills"] and set(words[2:]) <= {*agent_kills.ENDS}:
+            return _agent_kills(cluster, *words[1:])
         elif words and words[0] in COUNTED and len(words) <= 2:
             return COUNTED[words[0]](cluster, *map(int, words[1:]))
         elif words[:1] == ["double-offers"] and len(words) <= 2:

@@ -2,24 +2,26 @@
 process, whose parent holds the registration, and by SIGKILL to all processes of its pod; how many pods fail by it, and
 how many Jobs that must not lose one?
 
-``python -m tests.cluster agent-kills [COUNT]``. Rollouts are :mod:`tests.cluster.rollouts`.
+``python -m tests.cluster agent-kills [COUNT [terms|kills|wholes|jobs]]``: all four, or one of them alone. Runs of
+one image are added up. Rollouts are :mod:`tests.cluster.rollouts`.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
-from tests.cluster import processes, product
+from tests.cluster import processes, product, record
 from tests.cluster.cluster import Cluster
 from tests.cluster.pods import container
 from tests.cluster.rollouts import Rollouts, measure
 from tests.cluster.workloads import Workload
 
 KILLS: Final = 10
+ENDS: Final = ("terms", "kills", "wholes", "jobs")
 _PARALLEL: Final = 14
 _BETWEEN: Final = 8  # pods of the Job that succeed from one kill to the next
 
@@ -28,6 +30,7 @@ _BETWEEN: Final = 8  # pods of the Job that succeed from one kill to the next
 class AgentKills:
     """``failed_terms`` must be 0, ``failed_kills`` and ``failed_wholes`` no more than such kills."""
 
+    image: str = ""
     terms: int = 0
     created_terms: int = 0
     failed_terms: int = 0
@@ -41,14 +44,16 @@ class AgentKills:
     jobs_failed: int = 0
     job_pods: int = 0  # that succeeded
 
-    def as_json(self) -> dict[str, object]:
-        """For the record."""
-        return asdict(self)
+    def added(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """This run and the earlier ones of the same image, for the record."""
+        return record.added(asdict(self), before)
 
 
-def run(cluster: Cluster, count: int, keep: Callable[[AgentKills], object]) -> AgentKills:
-    """So many ends of each kind; ``keep`` is called after each with what was counted so far."""
-    result = AgentKills()
+def run(
+    cluster: Cluster, count: int, keep: Callable[[AgentKills], object], ends: Sequence[str] = ENDS
+) -> AgentKills:
+    """So many ``ends`` of each kind; ``keep`` is called after each with what was counted so far."""
+    result = AgentKills(record.image())
 
     def terms(found: Rollouts) -> None:
         result.terms, result.created_terms, result.failed_terms = found.rollouts, found.created, found.failed
@@ -66,10 +71,13 @@ def run(cluster: Cluster, count: int, keep: Callable[[AgentKills], object]) -> A
         )
         keep(result)
 
-    measure(cluster, count, 0, terms, end=_terminate)
-    measure(cluster, count, 0, kills, end=product.kill_held_agent)
-    measure(cluster, count, 0, wholes, end=_kill_whole)
-    while result.job_kills < count:
+    if "terms" in ends:
+        measure(cluster, count, 0, terms, end=_terminate)
+    if "kills" in ends:
+        measure(cluster, count, 0, kills, end=product.kill_held_agent)
+    if "wholes" in ends:
+        measure(cluster, count, 0, wholes, end=_kill_whole)
+    while "jobs" in ends and result.job_kills < count:
         _job(cluster, count, result)
         keep(result)
     return result

@@ -43,15 +43,7 @@ class LostCheckpoint:
 
     def added(self, before: Mapping[str, Any]) -> dict[str, Any]:
         """This run and the earlier ones of the same image, for the record."""
-        now = asdict(self)
-        if before.get("image") != self.image:
-            return now
-        for name, value in now.items():
-            if name.startswith("longest"):
-                now[name] = max(value, before[name])
-            elif name != "image":
-                now[name] = value + before[name]
-        return now
+        return record.added(asdict(self), before)
 
 
 def measure(cluster: Cluster, times: int = TIMES, owned: int = OWNED) -> LostCheckpoint:

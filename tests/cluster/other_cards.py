@@ -56,10 +56,7 @@ class OtherCards:
 
     def added(self, before: Mapping[str, Any]) -> dict[str, Any]:
         """This run and the earlier ones of the same image, for the record."""
-        now = asdict(self)
-        if before.get("image") != self.image:
-            return now
-        return {key: value if key == "image" else round(value + before[key], 1) for key, value in now.items()}
+        return record.added(asdict(self), before)
 
 
 class Books:

@@ -60,6 +60,21 @@ def last(kind: str, parts: Parts) -> Mapping[str, Any]:
     return found if found.get("versions") == parts.versions() else {}
 
 
+def added(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """A result that begins with ``image``, and an earlier one of the same image: numbers are added up, of those
+    whose names begin with ``longest`` the greater one stays. ``now`` alone if ``before`` is another image's.
+    """
+    if before.get("image") != now["image"]:
+        return dict(now)
+    found = dict(now)
+    for name, value in now.items():
+        if name.startswith("longest"):
+            found[name] = max(value, before[name])
+        elif name != "image":
+            found[name] = round(value + before[name], 1)
+    return found
+
+
 def _path(kind: str, parts: Parts) -> Path:
     other = "" if parts.kubernetes == usual() else f"-{'.'.join(parts.kubernetes[1:].split('.')[:2])}"
     return BUILD / f"{kind}{other}.json"

@@ -9,6 +9,7 @@ import pytest
 from bench import cluster
 from bench.cluster import beside_others, rows_of, startup_joins
 from bench.rows import Row
+from tests.cluster.agent_kills import AgentKills
 from tests.cluster.lost_checkpoint import LostCheckpoint
 from tests.cluster.soak import Result
 
@@ -126,6 +127,16 @@ def test_pods_that_fail_as_the_agent_ends_are_told_for_each_way_to_end_it() -> N
     found = rows(agent_kills={**run, "failed_kills": 7, **jobs, **wholes})
     whole = found["agent_container_killed_failed"]
     assert (whole.figure, whole.full, whole.holds) == (1.5, True, False)
+
+
+def test_ends_of_one_kind_alone_leave_the_others_without_a_figure_and_add_up() -> None:
+    first = AgentKills(image="a", terms=6, created_terms=60).added({})
+    found = AgentKills(image="a", terms=5, created_terms=70, failed_terms=1).added(first)
+    row = rows(agent_kills=found)["agent_ended_failed"]
+    assert (row.figure, row.full, row.holds) == (1, True, False)
+    assert "11 ends by SIGTERM, 130 pods" in row.note
+    assert rows(agent_kills=found)["agent_killed_failed"].figure is None
+    assert AgentKills(image="b", terms=2).added(first)["terms"] == 2
 
 
 @pytest.mark.parametrize(("off", "unseen", "full", "holds"), [(40, 0, True, True), (5, 1, False, False)])
