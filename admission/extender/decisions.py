@@ -6,14 +6,17 @@ them (:mod:`admission.replay`) turns them into text later, in a thread of its ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from admission.cluster.node_view import NodeView
 from admission.extender.feasibility import FeasibilityCheck
 from admission.extender.many_nodes import Verdicts
 from admission.extender.node_names import NodeNames
 from admission.extender.price_column import Totals
 from admission.extender.ranking import Cost, PriceTerms, Scores
+from admission.extender.wire import Victims
+from gpu_manager.domain.kube.evictions import DisruptionBudget
 from gpu_manager.domain.placement.place import Placement
 
 
@@ -60,7 +63,18 @@ class BindDecision:
     refusal: str = ""
 
 
-Decision = FilterDecision | RankDecision | BindDecision
+@dataclass(frozen=True, slots=True)
+class PreemptDecision:
+    """An answer of preempt: by node the pods that the scheduler would evict, and the pods to evict."""
+
+    question: FeasibilityCheck
+    nodes: Mapping[str, NodeView]
+    asked: Mapping[str, Victims]
+    budgets: Sequence[DisruptionBudget]
+    answer: Mapping[str, Victims]
+
+
+Decision = FilterDecision | RankDecision | BindDecision | PreemptDecision
 Recorded = Callable[[Decision], None]
 
 

@@ -36,7 +36,8 @@ class Verdicts:
     one) is indexed by number, and so are ``said``, the codes of the verdicts. Some numbers may belong to none
     of these nodes. ``worked_out``: where the pod would be placed, for kinds of which that is known already.
     ``columns`` is for what is known by number; verdicts that have the same numbers share it. ``keys`` are
-    those of :meth:`~admission.extender.free_cards.FreeCards.keys` by number, if they are known.
+    those of :meth:`~admission.extender.free_cards.FreeCards.keys` by number, if they are known. ``places``: a
+    list of all names, and the place of each node in it, if the nodes were looked up there.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class Verdicts:
         worked_out: Mapping[int, Fit],
         columns: dict[tuple[object, int], PriceColumn],
         keys: Keys | None = None,
+        places: tuple[Sequence[str], Keys] | None = None,
     ) -> None:
         self.keys = keys
+        self.places = places
         self.numbers = numbers
         self.views = views
         self.worked_out = worked_out
@@ -80,6 +83,7 @@ class Verdicts:
             return self
         other = copy(self)
         other.__dict__.pop("codes", None)
+        other.places = None
         other.numbers = self.numbers[np.frombuffer(fits, np.bool_)]
         return other
 

@@ -53,6 +53,7 @@ class NodeTable:
         self._lock = threading.Lock()
         self._turn = 0  # the generation up to which changes are known
         self._place: dict[str, int] = {}  # of each node, by name
+        self._names: list[str] = []  # by place; only appended to, until all places are other ones
         self._kind_at: Numbers = np.zeros(0, np.int32)  # the kind of the node at each place
         self._number: dict[Hashable, int] = {}  # of each kind
         self._views: list[NodeView] = []  # a node of each kind
@@ -77,11 +78,12 @@ class NodeTable:
                 places = np.fromiter(map(self._place.__getitem__, names), np.int64, len(names))
             except KeyError:
                 return None
-            return self._judged(check, self._kind_at[places], late)
+            return self._judged(check, places, late)
 
     # Every method below is called with the lock held.
 
-    def _judged(self, check: FeasibilityCheck, kinds: Numbers, late: Callable[[], bool]) -> Verdicts:
+    def _judged(self, check: FeasibilityCheck, places: Keys, late: Callable[[], bool]) -> Verdicts:
+        kinds, listed = self._kind_at[places], (self._names, places)
         column = self._column((check.shape.request, check.pod.priority))  # kept places open to higher ones
         if unranked := self._views[len(column.keys) :]:
             column.keys = np.concatenate((column.keys, check.free.keys(check.request, unranked)))
@@ -98,7 +100,7 @@ class NodeTable:
         if passing:
             said = said.copy()
             said[list(passing)] = list(passing.values())
-        return Verdicts(kinds, self._views, said, worked_out(found), column.prices, column.keys)
+        return Verdicts(kinds, self._views, said, worked_out(found), column.prices, column.keys, listed)
 
     def _column(self, key: Hashable) -> _Column:
         column = self._columns.pop(key, None) or _Column()
@@ -119,6 +121,7 @@ class NodeTable:
         self._turn = now.turn
         new = [view.name for view in changed if view.name not in self._place]
         self._place |= zip(new, range(len(self._kind_at), len(self._kind_at) + len(new)), strict=True)
+        self._names += new
         self._kind_at = np.concatenate((self._kind_at, np.zeros(len(new), np.int32)))
         for view in changed:
             self._kind_at[self._place[view.name]] = self._kind(view)
@@ -140,7 +143,8 @@ class NodeTable:
         at = self._kind_at[list(self._place.values())].astype(np.intp)
         used, again = np.unique(at, return_inverse=True)
         self._kind_at = again.astype(np.int32)
-        self._place = dict(zip(self._place, range(len(self._place)), strict=True))
+        self._names = list(self._place)
+        self._place = dict(zip(self._names, range(len(self._names)), strict=True))
         self._views = [self._views[number] for number in used.tolist()]
         self._number = {view.kind or view: number for number, view in enumerate(self._views)}
         for column in self._columns.values():

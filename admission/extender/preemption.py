@@ -33,6 +33,35 @@ from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.request import ContainerRequest
 
 
+def evictions(
+    question: FeasibilityCheck,
+    nodes: Mapping[str, NodeView],
+    asked: Mapping[str, Victims],
+    budgets: Sequence[DisruptionBudget],
+) -> dict[str, Victims]:
+    """Of the nodes ``asked`` about, with the pods that the scheduler would evict there, those on which
+    evicting helps, each with the pods to evict. ``nodes``: all that are known.
+    """
+    if _fits_soon(question, nodes):
+        return {}
+    found: dict[str, Victims] = {}
+    for name, given in asked.items():
+        view = nodes.get(name)
+        victims = None if view is None else choose(question, question.pod, view, given, budgets)
+        if victims is not None:
+            found[name] = victims
+    return found
+
+
+def _fits_soon(question: FeasibilityCheck, nodes: Mapping[str, NodeView]) -> bool:
+    """True if the pod fits on its nominated node once the processes of deleted pods have ended.
+
+    The API forgets a victim without a grace period at once; the scheduler then asks for more victims.
+    """
+    view = nodes.get(question.occupant.nominated)
+    return view is not None and bool(view.gone) and question.without(view, view.gone) is not None
+
+
 def choose(
     question: FeasibilityCheck, pod: Pod, view: NodeView, given: Victims, budgets: Sequence[DisruptionBudget]
 ) -> Victims | None:
@@ -143,6 +172,10 @@ class DisruptionCost:
             len(self.breaking(gone)), max(counted, default=_NOBODY), len(counted), len(gone), cores
         )
 
+    def counted_by(self, pod: Pod) -> tuple[bool, ...]:
+        """For each budget, whether the pod's end counts against it."""
+        return tuple(pod.name not in one.disrupted and one.selects(pod) for one in self._budgets)
+
     def breaking(self, gone: Collection[PodUid]) -> frozenset[PodUid]:
         """The pods whose end would break a budget, as kube-scheduler counts: the most important are evicted
         first.
@@ -221,7 +254,7 @@ class VictimSearch:
             if frees == ZERO:
                 continue
             elsewhere = any(share.card != card for a in held for share in a.shares)
-            kind = (pod.namespace, tuple(sorted(pod.labels.items())), pod.priority, pod.deleting, frees)
+            kind = (self._harm.counted_by(pod), pod.priority, pod.deleting, frees)
             holder = _Holder(occupant.uid, frees, int(not pod.deleting), pod.uid if elsewhere else kind)
             rank = (not pod.deleting, pod.priority, -frees.cores, -frees.memory, -age)
             found.append((rank, holder))

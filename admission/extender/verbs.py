@@ -25,19 +25,18 @@ from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.config import SHORTEST_KEEP_SECONDS
 from admission.extender.binding import Binder
-from admission.extender.decisions import FilterDecision, Recorded, unrecorded
+from admission.extender.decisions import FilterDecision, PreemptDecision, Recorded, unrecorded
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.many_nodes import Verdicts, beside_its_gang, judge_nodes
 from admission.extender.node_choice import NodeChoice
 from admission.extender.node_names import LastQuestion, NodeNames
 from admission.extender.node_table import NodeTable
-from admission.extender.preemption import choose
+from admission.extender.preemption import evictions
 from admission.extender.ranking import NodePolicy
 from admission.extender.refusal_lines import FULL_LINES, LATE, reasons
 from admission.extender.wire import (
     ExtenderArgs,
     Obj,
-    Victims,
     binding_answer,
     filter_answer,
     filter_error,
@@ -126,7 +125,7 @@ class Extender:
     Without a ``clock`` no place is assumed; without ``gangs`` each pod is judged alone. ``best_nodes``:
     filter offers at most so many nodes, the best ones of equal cost; 0: all that fit. ``never``: why a pod
     is placed nowhere whatever is free, empty if it may be. ``recorded`` is called for every judgement of
-    filter and prioritize over node names.
+    filter and prioritize over node names, and of preempt that has to wait for nothing.
     """
 
     def __init__(
@@ -311,21 +310,13 @@ class Extender:
             question, snapshot = self._ask(occupant)
         except RequestInvalid as error:
             return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
-        answer: dict[str, Victims] = {}
-        waits = (
-            bool(self._never_placed(args.pod))
-            or self._may_not_evict_yet(occupant)
-            or self._fits_soon(occupant, question, snapshot)
-        )
-        for name, given in () if waits else args.victims.items():
-            view = snapshot.nodes.get(name)
-            if not occupant.pod.asks:
-                answer[name] = given
-            elif view is not None and not self._unready():
-                victims = choose(question, occupant.pod, view, given, snapshot.budgets)
-                if victims is not None:
-                    answer[name] = victims
-        log.info("preemption", pod=occupant.pod.key, asked=len(args.victims), nodes=len(answer), waits=waits)
+        early = bool(self._never_placed(args.pod)) or self._may_not_evict_yet(occupant)
+        answer = args.victims if not (early or occupant.pod.asks) else {}
+        if occupant.pod.asks and not early and not self._unready():
+            nodes, budgets = snapshot.nodes, snapshot.budgets
+            answer = evictions(question, nodes, args.victims, budgets)
+            self._recorded(PreemptDecision(question, nodes, args.victims, budgets, answer))
+        log.info("preemption", pod=occupant.pod.key, asked=len(args.victims), nodes=len(answer), early=early)
         self._count("preempted", "found" if answer else "none")
         return Reply(preemption_answer(answer))
 
@@ -339,15 +330,6 @@ class Extender:
         if len(self._early) > _MOST_EARLY:
             del self._early[next(iter(self._early))]
         return True
-
-    @staticmethod
-    def _fits_soon(occupant: PodView, question: FeasibilityCheck, snapshot: Snapshot) -> bool:
-        """True if the pod fits on its nominated node once the processes of deleted pods have ended.
-
-        The API forgets a victim without a grace period at once; the scheduler then asks for more victims.
-        """
-        view = snapshot.nodes.get(occupant.nominated)
-        return view is not None and bool(view.gone) and question.without(view, view.gone) is not None
 
     def has_room(self, occupant: PodView, turn: int) -> bool:
         """True if a waiting pod would fit now on a node that changed after snapshot generation ``turn``, or

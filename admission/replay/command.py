@@ -19,7 +19,7 @@ from gpu_manager.runtime.arguments import Argument, Option
 
 _SEGMENTS: Final = "decisions-*.jsonl"
 _WIDEST: Final = 2000  # characters of one answer
-_VERBS: Final = {"filter": "filter", "rank": "prioritize", "bind": "bind"}
+_VERBS: Final = {"filter": "filter", "rank": "prioritize", "bind": "bind", "preempt": "preempt"}
 
 
 def command(
@@ -126,6 +126,9 @@ def _summary(answer: Line) -> str:
             f"{printable(name)} on {', '.join(printable(share['card']) for share in shares)}"
             for name, shares in answer["placement"].items()
         )
+    if "evicts" in answer:
+        nodes = ((printable(name), len(uids)) for name, (uids, _) in answer["evicts"].items())
+        return ", ".join(f"{count} evicted from {name}" for name, count in nodes) or "nobody evicted"
     if "refusal" in answer:
         return printable(answer["refusal"])
     verdicts = ((what, len(names)) for what, names in answer.items() if isinstance(names, list))

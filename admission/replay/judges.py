@@ -15,12 +15,15 @@ from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, F
 from admission.extender.fragmentation_score import costs_under, spread_costs
 from admission.extender.many_nodes import CODES, FITS, Verdicts, beside_its_gang, chosen, judge_nodes
 from admission.extender.node_names import NodeNames
+from admission.extender.preemption import evictions
 from admission.extender.price_column import PriceColumn, near_least
 from admission.extender.ranking import MOST_PRICED, BestFit, Cost, PriceTerms, RankedNode, scores
 from admission.extender.refusal_lines import FULL_LINES, reasons, why
-from admission.replay.states import FORMAT, Line, RecordedStates, unpacked
+from admission.extender.wire import Victims
+from admission.replay.states import FORMAT, Line, RecordedBudget, RecordedStates, unpacked, victims_of
 from gpu_manager.domain.cluster.quota import NamespaceQuota
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.names import alike
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.records import decode, encode
@@ -50,7 +53,7 @@ class Judges:
         """See :data:`admission.replay.judges.Judge`."""
         if states is not self._states:
             self._states, self._judge, self._plain = states, FeasibilityJudge(), BestFit()
-        kinds = {"filter": self._filter, "rank": self._rank, "bind": self._bind}
+        kinds = {"filter": self._filter, "rank": self._rank, "bind": self._bind, "preempt": self._preempt}
         recorded, now = kinds[line["k"]](states, line, self._ask(states, line))
         return (_reworded(recorded, now) if states.pseudonyms else recorded), now
 
@@ -86,6 +89,19 @@ class Judges:
         shares = check.placement(view, fit)
         found = {name: [encode(Share, share) for share in given] for name, given in shares.items()}
         return recorded_answer(states, line), {"placement": found}
+
+    def _preempt(self, states: RecordedStates, line: Line, check: FeasibilityCheck) -> tuple[Line, Line]:
+        asked = {
+            one["node"]: Victims(tuple(map(PodUid, one["uids"])), one["violations"]) for one in line["asked"]
+        }
+        budgets = [
+            RecordedBudget(
+                one["namespace"], one["name"], one["allowed"], frozenset(), None, frozenset(one["uids"])
+            )
+            for one in line["budgets"]
+        ]
+        found = evictions(check, states.cluster.snapshot().nodes, asked, budgets)
+        return recorded_answer(states, line), _by_node(victims_of(found))
 
     def _rank(self, states: RecordedStates, line: Line, check: FeasibilityCheck) -> tuple[Line, Line]:
         names, nodes = states.names(line), states.cluster.snapshot().nodes
@@ -155,6 +171,8 @@ def recorded_answer(states: RecordedStates, line: Line) -> Line:
     answer = line["answer"]
     if line["k"] == "bind":
         return dict(answer)
+    if line["k"] == "preempt":
+        return _by_node(answer)
     names = states.names(line)
     if line["k"] == "rank":
         return _by_score(names, np.frombuffer(unpacked(answer), np.uint8))
@@ -188,6 +206,10 @@ def _by_verdict(names: NodeNames, codes: Any) -> Line:
     return found
 
 
+def _by_node(victims: Sequence[Line]) -> Line:
+    return {"evicts": {one["node"]: [one["uids"], one["violations"]] for one in victims}}
+
+
 def _by_score(names: NodeNames, given: Any) -> Line:
     """The node with the highest score, 10, and the score of every node."""
     best = int(given.argmax()) if len(given) and given.max() else None
@@ -204,7 +226,7 @@ def _by_score(names: NodeNames, given: Any) -> Line:
 
 
 _AHEAD: Final = 4096  # lines: so far a decision may lie behind the states that came while it was made
-_DECISIONS: Final = ("filter", "rank", "bind")
+_DECISIONS: Final = ("filter", "rank", "bind", "preempt")
 Judge = Callable[[RecordedStates, Line], tuple[Line, Line]]
 """Returns the recorded answer and that of this release, in one form. Raises RequestInvalid: it has none."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -18,20 +18,24 @@ import structlog
 from admission.cluster.node_view import KeptFor, NodeFacts
 from admission.cluster.nodes import OnNode
 from admission.cluster.pod_view import PodView
-from admission.extender.decisions import BindDecision, Decision, FilterDecision, RankDecision
+from admission.extender.decisions import BindDecision, Decision, FilterDecision, PreemptDecision, RankDecision
 from admission.extender.feasibility import FeasibilityCheck
-from admission.extender.many_nodes import FITS, chosen
+from admission.extender.many_nodes import FITS, Verdicts, chosen
 from admission.extender.node_names import NodeNames
 from admission.replay.states import (
     FORMAT,
+    PLAIN,
     Line,
+    Numbers,
     containers_of,
     differences,
     order,
     packed,
     text,
     trimmed_facts,
+    victims_of,
     whole,
+    width,
 )
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.cluster.quota import NamespaceQuota
@@ -103,7 +107,7 @@ class DecisionRecorder:
 
     def _take(self, item: _Built | Decision) -> None:
         if not self._broken:
-            self.waiting.append((self._clock.now(), item))
+            self.waiting.append((round(self._clock.now(), 3), item))
 
     def thread(self, ended: threading.Event) -> threading.Thread:
         """The thread, to be started, that writes until ``ended`` is set; what comes then is not written."""
@@ -117,30 +121,36 @@ class DecisionRecorder:
             while waits := len(self.waiting):
                 if self._sink.full:
                     self._begin()
-                entries: list[Line] = []
                 for _ in range(min(waits, _AT_ONCE)):
-                    entries += self._entries(*self.waiting.popleft())
-                self._sink.append((text(entries),))
+                    self._take_in(*self.waiting.popleft())
+                self._sink.append((self._segment.line(),))
         except VcudaError as error:
             self._broken = True
             self.waiting.clear()
             log.warning("record_stopped", reason=str(error))
 
-    def _entries(self, at: float, item: _Built | Decision) -> Iterator[Line]:
+    def _take_in(self, at: float, item: _Built | Decision) -> None:
         if isinstance(item, _Built):
             self._nodes[item.name], self._turn = item, item.turn
             if item.facts is None and not item.on_node.pods:
                 del self._nodes[item.name]
-            return self._segment.node(item)
-        return self._segment.decision(at, item)
+            self._segment.node(item)
+        else:
+            self._segment.decision(at, item)
 
     def _begin(self) -> None:
         """A new segment begins with the state of all nodes."""
         self._segment = segment = _Segment()
         now = {"at": self._clock.now(), "turn": self._turn}
         first: Line = {"k": "ring", "format": FORMAT, **now, **self._terms}
-        states = (list(segment.node(one)) for one in list(self._nodes.values()))
-        self._sink.begin(map(text, ([first], *states)))
+
+        def states() -> Iterator[bytes]:
+            yield text([first])
+            for one in list(self._nodes.values()):
+                segment.node(one)
+                yield segment.line()
+
+        self._sink.begin(states())
 
     def _skip(self) -> None:
         """Leave out decisions that came faster than they can be written; states of nodes are kept."""
@@ -160,73 +170,71 @@ class _Known(NamedTuple):
 
 
 class _Segment:
-    """What the lines of one segment have said so far. Not thread-safe."""
+    """What the lines of one segment have said so far, and the entries of its next line. Not thread-safe."""
 
     def __init__(self) -> None:
+        self._entries: list[Line] = []
+        self._plain: list[str] = []  # see :func:`text`
         self._pods: dict[PodUid, list[_Known]] = {}  # its last states
         self._number: dict[int, int] = {}  # of those states, by the object's identity
         self._count = 0  # of pods
         self._facts: dict[str, NodeFacts] = {}
         self._names: dict[str, int] = {}
+        self._places: tuple[Sequence[str], Numbers] = (), self._numbers(())  # a list of names, their numbers
         self._listed: tuple[NodeNames | None, str] = None, ""  # the last names, and their order
         self._offered: NodeNames | None = None  # the last answer of filter
         self._epoch: object = None
         self._epochs = 0
 
-    def node(self, built: _Built) -> Iterator[Line]:
-        """The lines for a node that was built."""
+    def line(self) -> bytes:
+        """The line of what came since the last call."""
+        entries, plain = self._entries, self._plain
+        self._entries, self._plain = [], []
+        return text(entries, plain)
+
+    def node(self, built: _Built) -> None:
+        """A node was built."""
         turn, name, facts, (pods, cpu, deleted, claims, kept, away) = built
-        numbers = []
-        for pod in pods:
-            if number := self._number.get(id(pod)):
-                numbers.append(number)
-                continue
-            number, new = self._pod(pod)
-            numbers.append(number)
-            if new:
-                yield new
-        line: Line = {"k": "node", "turn": turn, "name": name, "pods": numbers}
+        line: Line = {"k": "node", "turn": turn, "name": name, "pods": list(map(self._pod, pods))}
         if facts is None:
             self._facts.pop(name, None)
             line["gone"] = True
         elif self._facts.get(name) is not facts:
             self._facts[name] = facts
             line["facts"] = encode(NodeFacts, trimmed_facts(facts))
-        more = {
-            "cpu": cpu,
-            "deleted": [encode(TerminatingShare, one) for one in deleted],
-            "claims": [encode(KnownClaim, one) for one in claims],
-            "kept": None if kept is None else encode(KeptFor, kept),
-            "away": away,
-        }
-        yield {**line, **{key: value for key, value in more.items() if value}}
+        if cpu:
+            line["cpu"] = cpu
+        if deleted:
+            line["deleted"] = [encode(TerminatingShare, one) for one in deleted]
+        if claims:
+            line["claims"] = [encode(KnownClaim, one) for one in claims]
+        if kept is not None:
+            line["kept"] = encode(KeptFor, kept)
+        if away:
+            line["away"] = True
+        self._entries.append(line)
 
-    def decision(self, at: float, decided: Decision) -> Iterator[Line]:
-        """The lines for a decision."""
-        asked = decided.question
-        number, new = self._pod(asked.occupant)
-        if new:
-            yield new
-        line = self._asked(at, asked, number)
+    def decision(self, at: float, decided: Decision) -> None:
+        """Something was decided."""
+        line = self._asked(at, decided.question)
         if isinstance(decided, BindDecision):
             placement = {
                 name: [encode(Share, share) for share in shares] for name, shares in decided.placement.items()
             }
             answer = {"refusal": decided.refusal} if decided.refusal else {"placement": placement}
-            yield {"k": "bind", **line, "node": decided.node, "answer": answer}
+            line |= {"k": "bind", "node": decided.node, "answer": answer}
+        elif isinstance(decided, PreemptDecision):
+            line |= {"k": "preempt", "asked": victims_of(decided.asked), "budgets": _budgets(decided)}
+            line["answer"] = victims_of(decided.answer)
         elif isinstance(decided, FilterDecision):
-            yield from self._name(decided.names)
-            yield {"k": "filter", **line, **self._filtered(decided)}
+            self._filtered(line, decided)
         else:
-            offered = self._are_offered(decided.names)
-            if not offered:
-                yield from self._name(decided.names)
-            yield from self._basis(decided)
-            yield {"k": "rank", **line, **self._ranked(decided, offered=offered)}
+            self._ranked(line, decided)
+        self._entries.append(line)
 
-    def _asked(self, at: float, asked: FeasibilityCheck, pod: int) -> Line:
+    def _asked(self, at: float, asked: FeasibilityCheck) -> Line:
         """What every decision is judged by: state, pod and quota."""
-        line: Line = {"at": at, "turn": asked.turn, "pod": pod}
+        line: Line = {"k": "", "at": at, "turn": asked.turn, "pod": self._pod(asked.occupant)}
         if asked.quota is not None:
             line["quota"] = encode(NamespaceQuota, asked.quota)
             claimed = [used.get(asked.pod.namespace, {}) for used in asked.claimed]
@@ -234,10 +242,11 @@ class _Segment:
                 line["claimed"] = [encode(dict[str, Amount], one) for one in claimed]
         return line
 
-    def _filtered(self, decided: FilterDecision) -> Line:
+    def _filtered(self, line: Line, decided: FilterDecision) -> None:
         codes = decided.verdicts.codes
         self._offered = decided.offered
-        line: Line = {"names": self._listed[1]}
+        line["k"], line["names"] = "filter", PLAIN
+        self._plain.append(self._order(decided.names, decided.verdicts))
         if decided.gang:
             line["gang"] = decided.gang
         answer: Line = {"codes": packed(codes)}
@@ -245,43 +254,51 @@ class _Segment:
             line["few"] = True
         if decided.gang and decided.fits != chosen(codes, FITS):
             answer["fits"] = packed(decided.fits)
-        for key, reasons in (("failed", decided.failed), ("lasting", decided.lasting)):
-            if reasons:
-                answer[key] = Counter(reasons.values())
-        return {**line, "answer": answer}
+        if decided.failed:
+            answer["failed"] = Counter(decided.failed.values())
+        if decided.lasting:
+            answer["lasting"] = Counter(decided.lasting.values())
+        line["answer"] = answer
 
-    def _ranked(self, decided: RankDecision, *, offered: bool) -> Line:
-        terms = decided.terms
-        line: Line = {} if offered else {"names": self._listed[1]}
+    def _ranked(self, line: Line, decided: RankDecision) -> None:
+        line["k"], terms = "rank", decided.terms
+        if decided.names is not self._offered and decided.names != self._offered:
+            line["names"] = PLAIN
+            self._plain.append(self._order(decided.names, decided.verdicts))
         if terms.basis is not None:
-            line |= {"epoch": self._epochs, "prices": list(terms.prices), "priced_at": terms.turn}
-            line |= {"cpu": terms.cpu, "drained": _drained(decided)}
+            line["epoch"], line["cpu"] = self._basis(terms.basis), terms.cpu
+            line["prices"], line["priced_at"] = terms.prices, terms.turn
+            if drained := _drained(decided):
+                line["drained"] = drained
         if priced := _priced(decided):
             line["priced"] = packed(priced)
         if decided.totals is not None:
             line["by_total"] = True
-        return {**line, "answer": packed(decided.scores.tobytes())}
+        line["answer"] = packed(decided.scores.tobytes())
 
-    def _pod(self, pod: PodView) -> tuple[int, Line | None]:
-        """The pod's number in this state, and the line that says what that is, if none has said it."""
+    def _pod(self, pod: PodView) -> int:
+        """The pod's number in this state; an entry says what that is, if none has said it."""
         if number := self._number.get(id(pod)):
-            return number, None
+            return number
         known = self._pods.setdefault(pod.pod.uid, [])
         line: Line = {"k": "pod", "n": self._count + 1}
         if known:
-            before = next((one for one in reversed(known) if one.pod.pod.node == pod.pod.node), known[-1])
-            same = before.pod.pod.containers is pod.pod.containers
+            node = pod.pod.node
+            before = next((one for one in reversed(known) if one.pod.pod.node == node), known[-1])
+            was = before.pod.pod.containers
+            same = was is pod.pod.containers or was == pod.pod.containers
             containers = before.containers if same else containers_of(pod.pod)
             apart = differences(before.pod, pod)
             if containers != before.containers:
                 apart["pod"]["containers"] = containers
             if apart == _SAME:
-                return self._keep(known, _Known(pod, before.number, before.containers)), None
+                return self._keep(known, _Known(pod, before.number, before.containers))
             line |= {"of": before.number, "v": apart}
         else:
             line["v"] = whole(pod, containers := containers_of(pod.pod))
         self._count += 1
-        return self._keep(known, _Known(pod, self._count, containers)), line
+        self._entries.append(line)
+        return self._keep(known, _Known(pod, self._count, containers))
 
     def _keep(self, known: list[_Known], one: _Known) -> int:
         known.append(one)
@@ -290,49 +307,65 @@ class _Segment:
             del self._number[id(known.pop(0).pod)]
         return one.number
 
-    def _name(self, names: NodeNames) -> Iterator[Line]:
-        """Give these names their numbers; the line for those that had none."""
-        if self._listed[0] is names:
-            return
-        number = self._names.__getitem__
-        try:
-            numbers = np.fromiter(map(number, names), np.int64, len(names))
-        except KeyError:
-            new = [name for name in dict.fromkeys(names) if name not in self._names]
+    def _order(self, names: NodeNames, verdicts: Verdicts) -> str:
+        """The order of these names, after an entry for those that have no number yet."""
+        if self._listed[0] is not names:
+            if verdicts.places is None:
+                numbers = self._numbers(names)
+            else:  # then not every name has to be looked up again
+                listed, places = verdicts.places
+                known = self._places[1] if self._places[0] is listed else self._numbers(())
+                if new := listed[len(known) :]:
+                    known = np.concatenate((known, self._numbers(new)))
+                self._places = listed, known
+                numbers = known.take(places)
+            self._listed = names, order(numbers)
+        return self._listed[1]
+
+    def _numbers(self, names: Sequence[str]) -> Numbers:
+        if new := [name for name in dict.fromkeys(names) if name not in self._names]:
             self._names |= zip(new, range(len(self._names), len(self._names) + len(new)), strict=True)
-            yield {"k": "names", "add": new}
-            numbers = np.fromiter(map(number, names), np.int64, len(names))
-        self._listed = names, order(numbers)
+            self._entries.append({"k": "names", "add": new})
+        return np.fromiter(map(self._names.__getitem__, names), width(len(self._names)), len(names))
 
-    def _are_offered(self, names: NodeNames) -> bool:
-        """True for the names that filter has offered last."""
-        return names is self._offered or names == self._offered
-
-    def _basis(self, decided: RankDecision) -> Iterator[Line]:
-        """The line for the scorer in force, where it is another one."""
-        epoch = decided.terms.basis
-        if epoch is not None and epoch is not self._epoch:
-            self._epoch, self._epochs = epoch, self._epochs + 1
-            mix, stock = epoch.scorer.mix, epoch.scorer.stock
-            yield {
-                "k": "epoch", "n": self._epochs, "mix": encode(Mix, mix),
-                "stock": encode(dict[str, Stock], stock),
-            }  # fmt: skip
+    def _basis(self, basis: Any) -> int:
+        """The number of the scorer in force, after an entry for it where it is another one."""
+        if basis is not self._epoch:
+            self._epoch, self._epochs = basis, self._epochs + 1
+            mix, stock = encode(Mix, basis.scorer.mix), encode(dict[str, Stock], basis.scorer.stock)
+            self._entries.append({"k": "epoch", "n": self._epochs, "mix": mix, "stock": stock})
+        return self._epochs
 
 
 def _priced(decided: RankDecision) -> bytes:
     """For each name, 1 if the cost of its node had been worked out, or if the pod does not fit there; empty
     if there is no other.
     """
-    verdicts, known = decided.verdicts, np.zeros(len(decided.verdicts.views), np.bool_)
-    if decided.totals is None:
-        known[list(decided.costs)] = True
+    verdicts, totals = decided.verdicts, decided.totals
+    if totals is None:
+        unknown = np.ones(len(verdicts.views), np.bool_)
+        unknown[list(decided.costs)] = False
     else:
-        known[: len(decided.totals)] = ~np.isnan(decided.totals)
-    if known.all():
+        unknown = np.isnan(totals)
+    if not unknown.any() or not (there := unknown.take(verdicts.numbers)).any():
         return b""
-    priced = bytes(known[verdicts.numbers] | (np.frombuffer(verdicts.codes, np.uint8) != FITS))
+    priced = bytes(~there | (np.frombuffer(verdicts.codes, np.uint8) != FITS))
     return priced if 0 in priced else b""
+
+
+def _budgets(decided: PreemptDecision) -> list[Line]:
+    """The budgets that cover pods on these nodes, each with these pods instead of its selector, since labels
+    are not recorded.
+    """
+    nodes = map(decided.nodes.get, decided.asked)
+    pods = [charge.pod for view in nodes if view is not None for charge in view.charges.values()]
+    found = []
+    for one in decided.budgets:
+        covered = [pod.uid for pod in pods if pod.name not in one.disrupted and one.selects(pod)]
+        if covered:
+            names = {"namespace": one.namespace, "name": one.name, "uids": covered}
+            found.append({**names, "allowed": one.allowed})
+    return found
 
 
 def _drained(decided: RankDecision) -> Mapping[str, int]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import secrets
+from binascii import b2a_base64
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -19,11 +22,21 @@ from admission.extender.fragmentation_score import Epoch
 from admission.extender.many_nodes import FITS, chosen
 from admission.extender.node_names import NodeNames
 from admission.extender.node_rooms import NodeRooms
+from admission.extender.wire import Victims
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.cluster.node_books import added
-from gpu_manager.domain.contract import OUR_PREFIX, TerminatingShare
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    ASSIGNED,
+    OUR_PREFIX,
+    PREDICATE_INDEX,
+    PREDICATE_NODE,
+    PREDICATE_TIME,
+    TerminatingShare,
+)
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.kube.constraints import OPEN
+from gpu_manager.domain.kube.evictions import DisruptionBudget
 from gpu_manager.domain.kube.pod import MIRROR, Container, Pod
 from gpu_manager.domain.records import changes, decode, encode
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
@@ -39,28 +52,34 @@ from gpu_manager.domain.score.scorer import Scorer
 # node   all that a node is built from, at a generation: only what differs from its last line; pods by number
 # names  names of nodes, which get the next numbers
 # epoch  the mix of requests and the stock of cards that costs follow from
-# filter, rank, bind: a decision, at a generation: input and answer
+# filter, rank, bind, preempt: a decision, at a generation: input and answer
 #
 # kube-scheduler asks about nodes in another order for every pod: a question says the order of its nodes.
 
 
 FORMAT: Final = 1
 Line = dict[str, Any]
-Ints = npt.NDArray[np.int64]
+Numbers = npt.NDArray[Any]
 
 
+PLAIN: Final = secrets.token_hex(16)  # nobody can have named anything so
 _JSON: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
-_NARROW: Final = (1 << 16) - 1
+_NARROW, _WIDE = np.dtype("<u2"), np.dtype("<u4")
 _PRINTED: Final = bytes((value + ord("0")) % 256 for value in range(256))
 _READ: Final = bytes((value - ord("0")) % 256 for value in range(256))
 _UNREAD: Final = frozenset({"constraints", "said", "verdict", "gates", "pod"})
 _UNREAD_OF_POD: Final = frozenset({"labels", "owner", "refused", "containers", "annotations"})
+_PLACED: Final = (ALLOCATION, PREDICATE_NODE, PREDICATE_TIME, PREDICATE_INDEX)
+_UNBOOKED: Final = (ASSIGNED, "false")  # as if it were absent
 _UNREAD_OF_CONTAINER: Final = frozenset({"visible_devices", "runtime_id", "stuck", "claims"})
 
 
-def text(entries: Sequence[Line]) -> bytes:
-    """The line that holds these entries."""
-    return _JSON.encode(entries).encode()
+def text(entries: Sequence[Line], plain: Sequence[str] = ()) -> bytes:
+    """The line that holds these entries. ``plain``: values that need no escape, in the order in which
+    :data:`PLAIN` stands for them in the entries; the encoder would look at each of their characters twice.
+    """
+    parts = _JSON.encode(entries).split(PLAIN)
+    return "".join(chain.from_iterable(zip(parts, (*plain, ""), strict=True))).encode()
 
 
 def whole(pod: PodView, containers: Sequence[Line]) -> Line:
@@ -84,7 +103,32 @@ def differences(before: PodView, pod: PodView) -> Line:
 
 
 def _ours(annotations: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in annotations.items() if key.startswith(OUR_PREFIX) or key == MIRROR}
+    """This project's annotations, but for those that say where the pod lies: they have been read."""
+    return {
+        key: value
+        for key, value in annotations.items()
+        if (key.startswith(OUR_PREFIX) and not key.startswith(_PLACED) and (key, value) != _UNBOOKED)
+        or key == MIRROR
+    }
+
+
+def victims_of(asked: Mapping[str, Victims]) -> list[Line]:
+    """Pods to evict, by node."""
+    return [
+        {"node": name, "uids": list(victims.pods), "violations": victims.violations}
+        for name, victims in asked.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBudget(DisruptionBudget):
+    """A budget with the UIDs of the pods that it covers."""
+
+    uids: frozenset[str] = frozenset()
+
+    def selects(self, pod: Pod) -> bool:
+        """See :class:`DisruptionBudget`."""
+        return pod.uid in self.uids
 
 
 def containers_of(pod: Pod) -> list[Line]:
@@ -97,18 +141,21 @@ def trimmed_facts(facts: NodeFacts) -> NodeFacts:
     return replace(facts, constraints=OPEN, hardware=0)
 
 
-def order(numbers: Ints) -> str:
-    """The numbers of nodes in the order of a question, two bytes each, four if there are more."""
-    wide = len(numbers) > 0 and int(numbers.max()) > _NARROW
-    return ("w" if wide else "n") + base64.b64encode(
-        numbers.astype("<u4" if wide else "<u2").tobytes()
-    ).decode()
+def width(count: int) -> np.dtype[Any]:
+    """The type for the numbers of so many nodes: two bytes each, four if there are more."""
+    return _NARROW if count <= 1 << 16 else _WIDE
+
+
+def order(numbers: Numbers) -> str:
+    """The numbers of nodes, of a type by :func:`width`, in the order of a question."""
+    found = b2a_base64(numbers.tobytes(), newline=False).decode()
+    return f"n{found}" if numbers.dtype == _NARROW else f"w{found}"
 
 
 def of_order(found: str) -> list[int]:
     """The numbers of :func:`order`."""
     data = base64.b64decode(found[1:])
-    numbers: list[int] = np.frombuffer(data, "<u4" if found[:1] == "w" else "<u2").tolist()
+    numbers: list[int] = np.frombuffer(data, _WIDE if found[:1] == "w" else _NARROW).tolist()
     return numbers
 
 

@@ -31,6 +31,7 @@ class RecordRing:
         self._limit = limit
         self._handle: int | None = None
         self._size = self._first = 0  # bytes of the segment; of what it began with
+        self._before: list[tuple[Path, int]] = []  # earlier segments, the oldest first, and their bytes
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
@@ -48,6 +49,7 @@ class RecordRing:
         self.close()
         self._number += 1
         try:
+            self._before = [(path, path.stat().st_size) for path in segments(self._directory)]
             self._handle = os.open(self._directory / f"decisions-{self._number:08d}.jsonl", _OPEN, 0o600)
         except OSError as error:
             raise self._unready(error) from error
@@ -101,14 +103,9 @@ class RecordRing:
                 f"{self._directory}: the state of this cluster alone is {self._size >> 20} MiB as a record,"
                 f" more than the {self._limit >> 20} MiB for all records: raise --record-mib"
             )
-        before = segments(self._directory)[:-1]
         room = self._limit - max(self._size, self._limit // _PARTS)
-        sizes = {path: path.stat().st_size for path in before}
-        for path in before:
-            if sum(sizes.values()) <= room:
-                break
-            path.unlink()
-            del sizes[path]
+        while sum(size for _, size in self._before) > room:
+            self._before.pop(0)[0].unlink(missing_ok=True)
 
     def _unready(self, error: OSError) -> NodeUnready:
         return NodeUnready(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from admission.app import _records
+from admission.cluster.snapshot import BUDGETS
 from admission.config import AdmissionSettings
 from admission.replay.judges import Judged, Judges, Player
 from admission.replay.recorder import DecisionRecorder
@@ -23,6 +24,8 @@ from tests.fakes.ports import FakeClock
 from tests.seeds import seeds
 from tests.unit.test_draining import unschedulable
 from tests.unit.test_extender_histories import History
+from tests.unit.test_extender_preempt import ask as ask_for_victims
+from tests.unit.test_extender_preempt import budget
 from tests.unit.test_requeue import running
 
 STEPS = 60
@@ -58,6 +61,37 @@ class Asked(History):
             reply.after()
         return reply.body
 
+    def go_on(self) -> None:
+        super().go_on()
+        if self._chance(0.3):
+            self._preempt()
+
+    def _pod(self, name: str) -> dict[str, Any]:
+        found = super()._pod(name)
+        found["metadata"]["labels"] = {"app": self._dice.choice("ab")}
+        return found
+
+    def _preempt(self) -> None:
+        """The scheduler asks whom to evict, on some nodes with victims of its own."""
+        dice, name = self._dice, f"big-{self._pods}"
+        self._pods += 1
+        for app in "ab":
+            covers = budget(
+                app, dice.choice((0, 1)), labels={"app": app}, disrupted=[dice.choice(("p1", "p2"))]
+            )
+            self.world.cluster.apply(BUDGETS, "MODIFIED", covers)
+        asking = pod(name, dice.choice((30, 100, 200)), 4, priority=5, nominated=dice.choice(("", "n1")))
+        self.world.create(asking)
+        bound = [one for one in self.world.api.pods.values() if "nodeName" in one["spec"]]
+        ask_for_victims(
+            self.world,
+            asking,
+            {
+                node: [one for one in bound if one["spec"]["nodeName"] == node and self._chance(0.2)]
+                for node in sorted(self._nodes)
+            },
+        )
+
 
 @pytest.mark.parametrize(("deployed", "best_nodes"), [(False, 0), (True, 0), (True, 2)])
 @pytest.mark.parametrize(("seed", "nodes"), [*zip(seeds(6), (3, 6, 9, 40, 9, 6), strict=True)])
@@ -73,7 +107,8 @@ def test_decisions_of_a_random_history_are_the_same_again(
     judged, player = replayed(tmp_path)
     assert [(one.line["k"], one.pod, one.recorded, one.now) for one in judged if not one.same] == []
     assert not player.passed
-    assert {one.line["k"] for one in judged} == {"filter", "rank", "bind"}
+    assert {one.line["k"] for one in judged} == {"filter", "rank", "bind", "preempt"}
+    assert any(one.recorded.get("evicts") for one in judged)
     assert len(judged) > STEPS // 2
 
 
@@ -109,7 +144,7 @@ def test_the_command_says_that_nothing_differs(tmp_path: Path, capsys: pytest.Ca
 def test_a_segment_is_replayed_alone_though_those_before_it_are_gone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scheduled(tmp_path, limit=40_000, pods=12)
+    scheduled(tmp_path, limit=40_000, pods=24)
     files = segments(tmp_path)
     assert len(files) > 2
     for path in files:
