@@ -143,7 +143,7 @@ class SchedulingController:
             clock,
             rules,
             metrics.count,
-            self.gangs.why_not_bind,
+            self.gangs.hold,
             recorded,
         )
         self._pending_events = PendingEvents(self.cluster.pod, self._explain, access.writer, clock)

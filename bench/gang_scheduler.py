@@ -17,9 +17,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
+from admission.cluster.snapshot import NODES
 from admission.config import GANG_SECONDS
+from admission.extender.requeue import Requeue
 from admission.extender.verbs import Reply
-from tests.fakes.extender import Obj, World, answer, args, node, pod
+from bench.gang_faults import Fault, Kind, NodeStates
+from gpu_manager.domain.contract import TerminatingShare
+from gpu_manager.domain.kube.pod import Pod, PodUid
+from tests.fakes.extender import Obj, World, answer, args, pod, uuid
 from tests.fakes.ports import FakeClock
 
 CYCLE_SECONDS: Final = 0.005
@@ -27,6 +32,7 @@ _LAG: Final = (0.0, 1.0)  # of a watch
 _BACKOFF: Final = (1.0, 10.0)
 _FLUSH: Final = 300.0
 _CARDS: Final = 8
+_LINGER: Final = (0.5, 3.0)  # seconds for which a pod's processes outlive it by their agent's reports
 _SAMPLE: Final = 0.7  # of the nodes are asked about
 
 
@@ -76,6 +82,7 @@ class _Pod:
     tries: int = 0
     until: float = 0.0  # in backoff until then
     parked: float | None = None  # no event has come since it failed
+    deaf: bool = False  # only a pod that is added, or its sibling's success, counts as an event
     node: str = ""  # assumed there
     bound: bool = False
     permit_ends: float | None = None
@@ -94,7 +101,7 @@ class _Pod:
 @dataclass(frozen=True, slots=True)
 class Load:
     """Gangs that come at ``share`` of what the cards can do. Without ``together`` pods are marked by nothing,
-    and each runs by itself. ``judged``: the extender judges members together.
+    and each runs by itself. ``judged``: the extender judges members together. ``fault`` happens once.
     """
 
     gangs: int
@@ -103,6 +110,7 @@ class Load:
     together: bool = True
     judged: bool = True
     disturbances: bool = True
+    fault: Fault | None = None
 
 
 class Model:
@@ -117,7 +125,10 @@ class Model:
         self._pods: dict[str, _Pod] = {}
         self._names = [f"n{i}" for i in range(load.nodes)]
         self._groups: dict[str, Obj] = {}
+        self._nodes = NodeStates(self._names, _CARDS)
         self._world = self._new_world([])
+        self.asked = 0  # calls to the extender
+        self.touches = 0  # of pods, that they are asked about again
         self._shown: dict[str, float] = {}
         self._running: set[str] = set()
         self._ended: dict[str, int] = {}
@@ -138,6 +149,8 @@ class Model:
             self._every(9.0, self._delete_one)
             self._every(150.0, self._change_leader)
             self._every(25.0, self._urgent)
+            self._every(40.0, partial(self._break_some, Kind.CLOSES, 20.0))
+            self._every(70.0, partial(self._break_some, Kind.LEAVES, 6.0))
         self._quiet, ends = came, came + most_seconds
         while self.time < ends and any(gang.done is None for gang in self.gangs):
             self._step()
@@ -152,6 +165,10 @@ class Model:
     @property
     def time(self) -> float:
         return self._clock.time
+
+    def over_committed(self) -> list[str]:
+        """Cards that bear more than they have, by what the extender knows."""
+        return self._world.over_committed()
 
     # What comes.
 
@@ -270,10 +287,13 @@ class Model:
         there = [other for other in gang.pods.values() if other.node or other.bound]
         if len(there) >= gang.size:
             self._release(gang)
+        elif len(there) == 1:
+            for other in gang.pods.values():  # the others are asked about at once
+                other.parked, other.until = None, 0.0
 
     def _cycle_of_gang(self, gang: Gang) -> None:
         """All members in one cycle: if less than the minimum has a node, none has."""
-        waiting = [one for one in gang.pods.values() if self._is_ready(one)]
+        waiting = [one for one in gang.pods.values() if not (one.node or one.bound)]  # wherever they wait
         self._random.shuffle(waiting)
         for one in waiting:
             self._clock.time += CYCLE_SECONDS
@@ -299,7 +319,7 @@ class Model:
             self._unfit(one, self._names)
             return ""
         shown = self._as_shown(one)
-        found = answer(self._world.extender.filter(args(shown, names)))
+        found = answer(self._ask("filter", args(shown, names)))
         if found["Error"]:
             self._fail(one, found["Error"], error=True)
             return ""
@@ -309,7 +329,7 @@ class Model:
             return ""
         if len(fitting) == 1:
             return str(fitting[0])
-        given = answer_list(self._world.extender.prioritize(args(shown, fitting)))
+        given = answer_list(self._ask("prioritize", args(shown, fitting)))
         others = {name: self._random.randint(0, 300) for name in fitting}  # the other plugins' scores
         return str(max(fitting, key=lambda name: 10 * given[name] + others[name]))
 
@@ -322,7 +342,7 @@ class Model:
         if self._scheduler.permit and not self._scheduler.whole and self._load.together:
             for other in one.gang.pods.values():
                 if other.permit_ends is not None:
-                    self._fail(other, "another member has no node")
+                    self._fail(other, "another member has no node", deaf=True)
         self._fail(one, f"0/{len(self._names)} nodes are available")
 
     def _evict_for(self, one: _Pod, nodes: list[str]) -> None:
@@ -341,7 +361,7 @@ class Model:
         if not offered:
             return
         question = {"Pod": self._as_shown(one), "NodeNameToMetaVictims": offered}
-        chosen = answer(self._world.extender.preempt(json.dumps(question).encode()))["NodeNameToMetaVictims"]
+        chosen = answer(self._ask("preempt", json.dumps(question).encode()))["NodeNameToMetaVictims"]
         if not chosen:
             return
         name = min(chosen, key=lambda found: (len(chosen[found]["Pods"]), found))
@@ -365,7 +385,7 @@ class Model:
             if one.cycle == cycle and one.permit_ends is not None:
                 for other in list(one.gang.pods.values()):
                     if other.permit_ends is not None:
-                        self._fail(other, "rejected due to timeout after waiting at plugin")
+                        self._fail(other, "rejected due to timeout after waiting at plugin", deaf=True)
 
         self._at(one.permit_ends, ends)
 
@@ -389,18 +409,25 @@ class Model:
     def _bind(self, one: _Pod) -> None:
         meta = one.obj["metadata"]
         body = {"PodName": one.name, "PodNamespace": "default", "PodUID": meta["uid"], "Node": one.node}
-        error = answer(self._world.extender.bind(json.dumps(body).encode()))["Error"]
+        cycle = one.cycle
+        error = answer(self._ask("bind", json.dumps(body).encode()))["Error"]
+        if one.cycle != cycle or one.uid not in self._pods:
+            return  # it was deleted, or another leads
         if error:
-            for other in [one, *one.gang.pods.values()]:  # Unreserve
-                if other is one or (other.permit_ends is not None and self._load.together):
-                    self._fail(other, error, error=True)
+            self._fail(one, error, error=True)
+            for other in one.gang.pods.values():  # Unreserve
+                if other.permit_ends is not None and self._load.together:
+                    self._fail(other, error, deaf=True)
             return
         one.bound = True
         self._show(self._as_shown(one))
         self._count(one.gang)
 
-    def _fail(self, one: _Pod, reason: str, *, error: bool = False) -> None:
-        """It goes back to the queue: to wait for an event, or after an error for a moment."""
+    def _fail(self, one: _Pod, reason: str, *, error: bool = False, deaf: bool = False) -> None:
+        """It goes back to the queue: to wait for an event, or after an error for a moment.
+
+        ``deaf``: coscheduling has rejected it in Permit, which registers for pods that are added alone.
+        """
         if one.node:
             self._free[one.node] += one.gang.core
         one.node, one.permit_ends = "", None
@@ -408,7 +435,7 @@ class Model:
         one.tries += 1
         one.until = self.time + min(_BACKOFF[1], _BACKOFF[0] * 2 ** min(one.tries - 1, 8))
         one.queued = self.time
-        one.parked = None if error else self.time
+        one.parked, one.deaf = None if error else self.time, deaf and not self._scheduler.whole
         if one.uid not in self._pods:
             return
         shown = self._as_shown(one)
@@ -421,6 +448,57 @@ class Model:
             self._world.api.put(new)
             self._show(new)
 
+    def _ask(self, verb: str, body: bytes) -> Reply:
+        self.asked += 1
+        fault = self._load.fault
+        if fault is not None and fault.at == self.asked:
+            for name in self._names[: fault.nodes]:
+                self._break(name, fault.kind, fault.card, fault.seconds)
+        reply: Reply = getattr(self._world.extender, verb)(body)
+        return reply
+
+    def _pause(self, seconds: float) -> None:
+        """A call of the extender waits: what happens meanwhile."""
+        ends = self.time + seconds
+        while self._events and self._events[0][0] <= ends:
+            time, _, act = heapq.heappop(self._events)
+            self._clock.time = max(self.time, time)
+            act()
+        self._clock.time = max(self.time, ends)
+
+    # What happens to cards.
+
+    def _break_some(self, kind: Kind, seconds: float) -> None:
+        self._break(self._random.choice(self._names), kind, self._random.randrange(_CARDS), seconds)
+
+    def _break(self, name: str, kind: Kind, card: int, seconds: float) -> None:
+        view, where = self._world.cluster.snapshot().nodes[name], uuid(name, card)
+        there = {
+            uid for uid in view.ledger.pods if any(where in a.cards for a in view.ledger.of_pod(uid).values())
+        }
+        if kind is Kind.LINGERS and not all(map(self._world.cluster.expected_on, there)):
+            return  # who is bound there has it for himself
+        self._show_node(self._nodes.begin(name, kind, card))
+        self._after(seconds, lambda: self._show_node(self._nodes.end(name, kind, card)))
+
+    def _outlive(self, one: _Pod) -> None:
+        """Its processes end after it, and its node's agent reports so meanwhile."""
+        view = self._world.cluster.snapshot().nodes.get(one.node)
+        held = view.ledger.of_pod(PodUid(one.uid)).values() if view else ()
+        for share in [share for allocation in held for share in allocation.shares]:
+            left, name = TerminatingShare(one.uid, share.card, share.amount), one.node
+            begins = self._random.uniform(*_LAG)
+            self._after(begins, partial(self._lingers, name, left))
+
+    def _lingers(self, name: str, left: TerminatingShare) -> None:
+        self._show_node(self._nodes.hold(name, left))
+        ends = self._random.uniform(*_LINGER)
+        self._after(ends, lambda: self._show_node(self._nodes.free(name, left)))
+
+    def _show_node(self, obj: Obj) -> None:
+        self._world.cluster.apply(NODES, "MODIFIED", obj)
+        self._event()
+
     # What happens beside.
 
     def _chores(self) -> None:
@@ -428,6 +506,16 @@ class Model:
         world.binder.settle()
         world.cluster.expire(self.time)
         world.gangs.settle()
+        self._waker.tick(world.cluster.lapsed + world.binder.lapsed)
+
+    def _note_refused(self, uid: PodUid, turn: int) -> None:
+        self._waker.refused(uid, turn)
+
+    def _touch(self, found: Pod, _value: str) -> None:
+        """Its annotation changes: kube-scheduler looks at it again, once its pause is over."""
+        self.touches += 1
+        if (one := self._pods.get(found.uid)) is not None and not one.deaf:
+            one.parked = None
 
     def _delete_one(self) -> None:
         """Somebody deletes a pod, a controller makes another of its name."""
@@ -452,15 +540,18 @@ class Model:
         one.cycle += 1
         if one.node:
             self._free[one.node] += one.gang.core
+        if one.bound and self._load.disturbances:
+            self._outlive(one)
         gone = self._world.api.pods.pop(("default", one.name))
         world = self._world
         self._after(self._random.uniform(*_LAG), lambda: world.delete_seen(gone))
         self._after(self._random.uniform(*_LAG), self._event)
 
-    def _event(self) -> None:
+    def _event(self, *, added: bool = False) -> None:
         """Something happened: the pods that failed are looked at again, once their pause is over."""
         for one in self._pods.values():
-            one.parked = None
+            if added or not one.deaf:
+                one.parked = None
 
     def _urgent(self) -> None:
         """A pod of high priority, by itself, for half a minute."""
@@ -473,6 +564,7 @@ class Model:
     def _change_leader(self) -> None:
         """Scheduler and extender begin anew, by what the API server has."""
         self.changes += 1
+        self._world.leads = False
         self._world.binder.end()
         self._world = self._new_world(list(self._world.api.pods.values()))
         for one in self._pods.values():
@@ -487,8 +579,18 @@ class Model:
 
     def _new_world(self, pods: list[Obj]) -> World:
         seconds = GANG_SECONDS if self._load.judged else 0.0
-        nodes = [node(name, _CARDS) for name in self._names]
-        world = World(nodes, pods, watching=False, expecting=True, clock=self._clock, gang_seconds=seconds)
+        nodes = self._nodes.all()
+        world = World(
+            nodes,
+            pods,
+            watching=False,
+            expecting=True,
+            clock=self._clock,
+            gang_seconds=seconds,
+            pause=self._pause,
+            refused=self._note_refused,
+        )
+        self._waker = Requeue(world.cluster.pod, world.extender.has_room, self._touch, self._clock)
         for obj in self._groups.values():
             world.members.take_group(self._scheduler.api, obj, gone=False)
         return world
@@ -505,7 +607,7 @@ class Model:
                 world.show(obj)
 
         self._at(time, show)
-        self._after(self._random.uniform(*_LAG), self._event)
+        self._after(self._random.uniform(*_LAG), partial(self._event, added=True))
 
     def _count(self, gang: Gang) -> None:
         """See whether the gang runs, or a part of it lies on cards in vain."""

@@ -15,6 +15,7 @@ beside one that the next leader has placed on the same card; the agent then refu
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -42,6 +43,9 @@ log = structlog.get_logger(__name__)
 SILENCE_SECONDS: Final = 60.0  # a bound pod that the watch has not shown by then is fetched
 BIND_SECONDS: Final = 5.0  # the API server's deadline for one Binding
 TRAVEL_SECONDS: Final = 2.0  # a Binding may be in transit to the API server for this long
+HOLD_SECONDS: Final = 3.0  # kube-scheduler waits five for the answer, which has the API server's in it
+_POLL_SECONDS: Final = 0.1
+_MOST_WAITING: Final = 8  # half of the threads that answer
 
 
 class BindOutcome(Enum):
@@ -73,6 +77,14 @@ class BindingApi(Protocol):
         """The pod's present object at the API server; None if it does not exist. Raises NodeUnready: no
         answer.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Why a pod is not bound at this moment. ``passes``: the reason ends by itself, as a rule in seconds."""
+
+    reason: str
+    passes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +133,17 @@ class Binder:
         clock: Clock,
         rules: BindRules,
         count: Callable[[str, str], None] = lambda _name, _label: None,
-        gang: Callable[[PodUid], str] = lambda _uid: "",
+        gang: Callable[[PodUid, str], Hold | None] = lambda _uid, _node: None,
         recorded: Recorded = unrecorded,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``gang``: why a member of a gang may not be bound before every member has a place. ``recorded`` is
-        called for every judgement of a pod on a node.
+        """``gang``: what keeps a member of a gang from being bound to that node; where it passes, the bind
+        waits up to :data:`HOLD_SECONDS` for its end, by ``pause``. ``recorded`` is called for every judgement
+        of a pod on a node.
         """
         self._gang = gang
+        self._pause = pause
+        self._waiting = 0
         self._recorded = recorded
         self.offers = FilterResults()
         self._cluster = cluster
@@ -193,7 +209,7 @@ class Binder:
         pod = occupant.pod
         trial = self._begin(occupant, args.node)
         try:
-            annotations = self._reserve(occupant, args.node)
+            annotations = self._reserve_in_time(occupant, args.node)
         except VcudaError:
             self._forget(pod.uid, trial)
             raise
@@ -277,7 +293,31 @@ class Binder:
                 self._cluster.release(trial.pod.uid)
         raise NodeUnready(f"{trial.pod.key} was too long on its way to the API server: its place went")
 
-    def _reserve(self, occupant: PodView, node: str) -> dict[str, str]:
+    def _reserve_in_time(self, occupant: PodView, node: str) -> dict[str, str]:
+        """:meth:`_reserve`, again and again while what holds the pod may pass.
+
+        A member that was refused would leave a gang in part: its scheduler binds all of them at once.
+        """
+        found = self._reserve(occupant, node)
+        if not isinstance(found, Hold):
+            return found
+        with self._lock:
+            waits = found.passes and self._waiting < _MOST_WAITING
+            self._waiting += waits
+        ends = self._clock.monotonic() + HOLD_SECONDS
+        try:
+            while waits and isinstance(found, Hold) and found.passes and self._clock.monotonic() < ends:
+                self._pause(_POLL_SECONDS)
+                found = self._reserve(occupant, node)
+        finally:
+            with self._lock:
+                self._waiting -= waits
+        if isinstance(found, Hold):
+            self._count("bind_conflicts", "gang")
+            raise DoesNotFit(found.reason)
+        return found
+
+    def _reserve(self, occupant: PodView, node: str) -> dict[str, str] | Hold:
         """Judge and reserve in one step under the lock of the whole cluster, since a quota spans the
         cluster.
         """
@@ -290,9 +330,8 @@ class Binder:
             known = self._cluster.pod(pod.uid)
             if known is not None:
                 _must_wait(known.pod)  # bound since it was looked up: the accounting must keep its cards
-            if reason := self._gang(pod.uid):
-                self._count("bind_conflicts", "gang")
-                raise DoesNotFit(reason)
+            if hold := self._gang(pod.uid, node):
+                return hold
             snapshot = self._cluster.glance()
             view = snapshot.nodes.get(node)
             if view is None:

@@ -114,6 +114,9 @@ class GangJudge(Protocol):
     def place_of(self, uid: PodUid) -> str:
         """The node reserved for the pod together with its gang; empty if there is none."""
 
+    def has_room(self, pod: PodView) -> bool | None:
+        """Whether all missing members of the pod's gang have room now; None for a pod judged alone."""
+
     def make_way(self, question: FeasibilityCheck) -> bool:
         """Release places of a gang of lower priority if the pod then fits; False if there are none."""
 
@@ -332,12 +335,14 @@ class Extender:
         return True
 
     def has_room(self, occupant: PodView, turn: int) -> bool:
-        """True if a waiting pod would fit now on a node that changed after snapshot generation ``turn``, or
-        may evict others now.
+        """True if a waiting pod would fit now on a node that changed after snapshot generation ``turn``, with
+        all of its gang if it is of one, or may evict others now.
         """
         ends = self._early.get(occupant.uid)
         if ends is not None and self._clock is not None and self._clock.now() >= ends:
             return True
+        if self._gangs is not None and (together := self._gangs.has_room(occupant)) is not None:
+            return together
         snapshot, views = self._cluster.news(turn)
         if not views or occupant.uid in snapshot.reserved:
             return False

@@ -7,127 +7,32 @@ members are released: so no gang holds room that it cannot use, and two gangs ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
 
-from admission.cluster.node_view import NodeView
+from admission.cluster.node_view import AWAY, NodeView
 from admission.cluster.pod_view import PodView
-from admission.cluster.snapshot import ClusterState, Snapshot
+from admission.cluster.snapshot import ClusterState
 from admission.config import GANG_SECONDS
+from admission.extender.binding import Hold
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Unfit
-from admission.extender.many_nodes import candidates, judge_nodes
-from admission.extender.ranking import BestFit, most_priced
 from admission.gangs.members import MOST_MEMBERS, GangKey, GangMembers, GangState, mark_of, named, shown
+from admission.gangs.seats import Missing, Seats
 from admission.quota.quota_book import QuotaBook
-from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
-from gpu_manager.domain.kube.constraints import PodConstraints
 from gpu_manager.domain.kube.pod import Pod, PodUid
+from gpu_manager.domain.resources import ZERO
 from gpu_manager.domain.rules.pod_request import judged_request
-from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
 
 
-# Places for the missing members of a gang: for all of them, or for none.
-# The largest member chooses first, and among the nodes that would take it the one with the least fragments
-# left. Each place is kept in the cluster's accounting like that of a pod which its scheduler has placed, so
-# that the next member is judged beside it.
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """A member without a place. ``nodes``: the only ones allowed; None for all that its own constraints
-    allow.
-    """
-
-    pod: PodView
-    nodes: Sequence[str] | None = None
-
-    @property
-    def is_fixed(self) -> bool:
-        """True if its scheduler has chosen its node already."""
-        return self.nodes is not None and len(self.nodes) == 1
-
-
-class Seats:
-    """Finds places in the cluster's state, whose lock the caller holds. ``seconds``: how long they are
-    kept.
-    """
-
-    def __init__(
-        self, books: ClusterState, judge: FeasibilityJudge, quota: Quota | None, cores: int, seconds: float
-    ) -> None:
-        self._books = books
-        self._judge = judge
-        self._quota = quota
-        self._cores = cores
-        self._seconds = seconds
-        self._policy = BestFit()
-        self.over_quota = False  # why the last member that found no place found none
-        self._open: dict[PodConstraints, Sequence[str]] = {}
-
-    def take(self, missing: Iterable[Missing], now: float) -> PodView | None:
-        """Keep a place for each member; if one has none, keep no more than before, and return that member."""
-        requests: dict[PodUid, PodRequest] = {}
-        members = list(missing)
-        for each in members:
-            try:
-                requests[each.pod.uid] = judged_request(each.pod.pod, self._books.unit, self._cores)
-            except RequestInvalid:
-                return each.pod
-        members.sort(key=lambda one: (not one.is_fixed, *_size(requests[one.pod.uid]), one.pod.uid))
-        taken: list[PodUid] = []
-        for each in members:
-            if not self._take(each, requests[each.pod.uid], now):
-                self._books.withdraw(taken)
-                return each.pod
-            taken.append(each.pod.uid)
-        return None
-
-    def _take(self, member: Missing, request: PodRequest, now: float) -> bool:
-        snapshot = self._books.snapshot()
-        quota = self._quota.of(member.pod.pod.namespace, request.priority) if self._quota else None
-        question = self._judge.ask(member.pod, request, snapshot, quota)
-        verdicts = judge_nodes(question, self._views(member, snapshot))
-        fitting = candidates(question, verdicts, most_priced(len(snapshot.nodes)))
-        if not fitting:
-            self.over_quota = verdicts.says(Unfit.QUOTA)
-            return False
-        places = list(fitting.values())
-        costs = self._policy.costs(request, places)
-        view, fit = places[costs.index(min(costs))]
-        placement = question.placement(view, fit)
-        chosen = member.nodes is not None
-        self._books.expect(member.pod, view.name, placement, now, self._seconds, chosen=chosen)
-        return True
-
-    def _views(self, member: Missing, snapshot: Snapshot) -> list[NodeView]:
-        names = member.nodes
-        if names is None:
-            constraints = member.pod.constraints
-            names = self._open.get(constraints)
-            if names is None:
-                open_ = [v.name for v in snapshot.nodes.values() if not v.constraints.bars(constraints)]
-                names = self._open[constraints] = open_
-        return [view for name in names if (view := snapshot.nodes.get(name)) is not None]
-
-
-def _size(request: PodRequest) -> tuple[int, int, int]:
-    """For the largest first: its cards, then cores, then memory at most in one container, negative."""
-    amounts = [c.request for c in request.containers]
-    return (
-        -max((one.cards for one in amounts), default=0),
-        -max((one.amount.cores for one in amounts), default=0),
-        -max((one.amount.memory for one in amounts), default=0),
-    )
-
-
 _TRIAL_SECONDS: Final = 0.5  # between two trials of one gang, and of two on a copy of the books
+_TRIALS: Final = 8  # gangs a second that are tried whether they have room meanwhile
 _EVICTION_SECONDS: Final = 10.0  # kube-scheduler's longest pause; for so long an answer about a gang stands
 
 
@@ -142,13 +47,18 @@ class _Kept:
     evicting: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Refusal:
-    """Why a gang has no places, by a question at that time, when it had so many members."""
+    """Why a gang has no places, by a question at that time, when it had so many members. ``fits``: whether
+    all of them had room when that was last tried, at ``tried``, in the state of generation ``turn``.
+    """
 
     text: str
     at: float
     members: int
+    tried: float
+    turn: int = -1
+    fits: bool = False
 
 
 class GangKeeper:
@@ -185,6 +95,7 @@ class GangKeeper:
         self._refusals: dict[GangKey, _Refusal] = {}  # the last, of gangs that have no places
         self._evictions: dict[GangKey, tuple[float, bool]] = {}  # tried when, and whether all would fit
         self._last_trial = -_TRIAL_SECONDS
+        self._last_hold: tuple[GangKey, int, Hold | None] | None = None  # by the state of that generation
         self._resumes: set[GangKey] = set()  # begun under the last leader
 
     # What a scheduler asks.
@@ -212,7 +123,7 @@ class GangKeeper:
                 return last.text  # the others are asked about at once; what is judged for one holds for all
             refused = self._complete(gang, pod, names)
             if refused:
-                self._refusals[gang] = _Refusal(refused, now, there)
+                self._refusals[gang] = _Refusal(refused, now, there, now)
                 self._free(gang, refused)
             else:
                 self._refusals.pop(gang, None)
@@ -230,18 +141,57 @@ class GangKeeper:
         with self._cluster.lock:
             return self._cluster.expected_on(uid) if self.members.gang_of(uid) in self._kept else ""
 
-    def why_not_bind(self, uid: PodUid) -> str:
-        """Why binding this member now would leave it without its gang; empty if it may be bound."""
+    def hold(self, uid: PodUid, node: str) -> Hold | None:
+        """What keeps the member from being bound to that node at this moment; None if nothing does, or if its
+        bind is judged by the node alone.
+
+        Until one is bound all missing members must have a place that their own bind would find free now.
+        Later its own place alone counts, if what holds it ends by itself.
+        """
         with self._cluster.lock:
             pod = self._cluster.pod(uid)
             gang = self._judged(pod) if pod is not None else None
-            if gang is None or self._bound(gang):
-                return ""
-            need, placed = self._need(gang), len(self._placed(gang))
-            if need > MOST_MEMBERS or placed >= need:
-                return ""
-            have = f"{placed} of the {need} members that {named(gang)} lacks have a place"
-            return f"{have}: none is bound until all have"
+            need = 0 if gang is None else self._need(gang)
+            if gang is None or not 0 < need <= MOST_MEMBERS:
+                return None
+            if self._bound(gang):
+                own = self._closed(uid, node)
+                return own if own is not None and own.passes else None
+            placed = self._placed(gang)
+            if len(placed) < need:
+                have = f"{len(placed)} of the {need} members that {named(gang)} lacks have a place"
+                return Hold(f"{have}: none is bound until all have")
+            turn, last = self._cluster.glance().turn, self._last_hold
+            if last is None or last[:2] != (gang, turn):
+                found = (self._closed(one, where) for one, where in {**placed, uid: node}.items())
+                self._last_hold = last = gang, turn, next(filter(None, found), None)
+            return last[2]
+
+    def has_room(self, pod: PodView) -> bool | None:
+        """True if a refused member would have a place with all others now; None for a pod judged alone.
+
+        Tried once a second at most, less often where more than :data:`_TRIALS` gangs wait.
+        """
+        with self._cluster.lock:
+            gang = self._judged(pod)
+            need = 0 if gang is None else self._need(gang)
+            if gang is None or not 0 < need <= MOST_MEMBERS:
+                return None
+            if self._cluster.expected_on(pod.uid):
+                kept = self._kept.get(gang)
+                return kept is not None and pod.uid not in kept.chosen  # kept since another was asked about
+            last, now = self._refusals.get(gang), self._clock.monotonic()
+            if last is None or self._too_few(gang):
+                return False
+            pause = max(1.0, len(self._refusals) / _TRIALS)
+            if now >= last.tried + pause and last.turn != self._cluster.glance().turn:
+                wanted = self._wanted(gang, pod, need)
+                missing = [Missing(one) for one in wanted if not self._cluster.expected_on(one.uid)]
+                last.fits, last.tried = self._seats().take(missing, now) is None, now
+                if last.fits:
+                    self._cluster.withdraw(one.pod.uid for one in missing)
+                last.turn = self._cluster.glance().turn
+            return last.fits
 
     def make_way(self, question: FeasibilityCheck) -> bool:
         """End places of a gang of lower priority, where the pod that no node takes fits without them."""
@@ -330,7 +280,7 @@ class GangKeeper:
             return ""  # past the minimum
         wanted = self._wanted(gang, pod, need)
         places = {one.uid: self._cluster.expected_on(one.uid) for one in wanted}
-        if names is not None and places[pod.uid] not in names:
+        if names is not None and not (places[pod.uid] in names and self._is_good(pod.uid, places[pod.uid])):
             places[pod.uid] = ""
         missing = [self._missing(gang, one, pod, names) for one in wanted if not places[one.uid]]
         seats = self._seats()
@@ -440,6 +390,33 @@ class GangKeeper:
         held = view.ledger.of_pod(uid)
         return bool(held) and all(open_.issuperset(one.cards) for one in held.values())
 
+    def _is_good(self, uid: PodUid, node: str) -> bool:
+        """True if nobody else has come to hold the cards of a kept place, which are there and open."""
+        view = self._cluster.glance().nodes.get(node)
+        return view is not None and self._stands(uid, node) and _is_free(view, uid)
+
+    def _closed(self, uid: PodUid, node: str) -> Hold | None:
+        """Why the member's bind to that node would be refused now, or move it to other cards; None if it
+        would be bound where its place is kept.
+        """
+        pod, snapshot = self._cluster.pod(uid), self._cluster.glance()
+        view = snapshot.nodes.get(node)
+        if pod is None or view is None:
+            return Hold(f"a pod or the node {printable(node)} is gone")
+        try:
+            request = judged_request(pod.pod, self._cluster.unit, self._cores)
+        except RequestInvalid:
+            return None  # its bind says so
+        quota = self._quota.current
+        mine = quota.of(pod.pod.namespace, request.priority) if quota else None
+        question = self._judge.ask(pod, request, snapshot, mine, chosen=True)
+        if not isinstance(question.on(view), Unfit) and _is_free(view, uid):
+            return None
+        gone = view.gone - view.held_claims.keys()
+        passes = view.problem == AWAY or bool(gone and question.without(view, gone))
+        ends = "for a moment" if passes else "any more"
+        return Hold(f"the place of {printable(pod.pod.name)} on {printable(node)} is not free {ends}", passes)
+
     def _bound(self, gang: GangKey) -> int:
         """How many members are bound, or are being bound, or have succeeded while others live."""
         members = self.members.of(gang).items()
@@ -476,3 +453,9 @@ class GangKeeper:
             log.info("gang_released", gang=where, reason=reason, places=len(placed), bound=bound)
         for uid in placed:
             self._cluster.give_up(uid)
+
+
+def _is_free(view: NodeView, uid: PodUid) -> bool:
+    """False if the pod's cards there bear more than they have, together with what else holds them."""
+    cards = {card for held in view.ledger.of_pod(uid).values() for card in held.cards}
+    return all(ZERO.fits_in(view.ledger.free(card)) for card in cards)

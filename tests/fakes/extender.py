@@ -36,7 +36,7 @@ from gpu_manager.domain.contract import (
     encode_inventory,
 )
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.kube.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.topology import Link, NumaPolicy, Topology
 from tests.fakes.ports import FakeClock
@@ -249,6 +249,7 @@ class FakeApi:
 class World:
     """A cluster, an API server, and the extender between them. ``watching``: the watch shows Bindings at once.
 
+    ``pause`` is how a bind waits, by default on the clock; ``refused`` hears of pods that no node takes.
     ``expecting``: a node that got the 10 counts as taken until the bind comes. ``deployed``: nodes are chosen as
     in the service, its policy refreshed at once.
     """
@@ -273,6 +274,8 @@ class World:
         recorder: DecisionRecorder | None = None,
         deployed: bool = False,
         best_nodes: int = 0,
+        pause: Callable[[float], None] | None = None,
+        refused: Callable[[PodUid, int], None] = lambda _uid, _turn: None,
     ) -> None:
         self.clock = clock or FakeClock()
         self.api = FakeApi()
@@ -307,8 +310,9 @@ class World:
             self.clock,
             rules,
             self._count,
-            self.gangs.why_not_bind,
+            self.gangs.hold,
             recorded,
+            pause or self.clock.pass_,
         )
         self.judge, self.policy = judge, policy
         self.extender = Extender(
@@ -321,6 +325,7 @@ class World:
             gangs=self.gangs if expecting else None,
             best_nodes=best_nodes,
             count=self._count,
+            refused=refused,
             recorded=recorded,
         )
         self.cluster.replace(NODES, nodes)

@@ -324,3 +324,83 @@ def test_who_was_refused_by_a_node_closed_for_a_larger_pod_is_woken_once_that_is
         one._chores()
         assert touches(one, clock, writer, "waiting", LONGEST_PAUSE) == 1
         assert filtered(one, waiting) == ["n1"]
+
+
+def gang_of(size, cores=100):
+    labels = {"kueue.x-k8s.io/pod-group-name": "g"}
+    count = {"kueue.x-k8s.io/pod-group-total-count": str(size)}
+    return [pod(f"g-{i}", cores, None, labels=labels, annotations=count) for i in range(size)]
+
+
+@contextmanager
+def gang_that_waits(held, size=4):
+    """A gang that needs every card of n1, of which pods hold ``held``; all of its members are refused."""
+    old = [pod(f"old-{i}", 100, None, on="n1") for i in range(held)]
+    gang = gang_of(size)
+    with running([node("n1", cards=size)], [*old, *gang], chores=False) as (one, clock, _, writer):
+        for obj in (*old, *gang):
+            one._members.see(obj, gone=False)
+        for obj in gang:
+            assert filtered(one, obj) == []
+        yield one, clock, writer, old, gang
+
+
+def test_a_gang_is_not_touched_for_room_that_is_enough_for_one_member_only():
+    with gang_that_waits(held=4) as (one, clock, writer, old, gang):
+        for obj in old[:3]:
+            delete(one, obj)
+            assert touches(one, clock, writer, "g-0", 60) == 0
+        delete(one, old[3])
+        assert touches(one, clock, writer, "g-0", LONGEST_PAUSE) == 1
+        assert all(filtered(one, obj) == ["n1"] for obj in gang)
+
+
+def test_a_gang_for_which_cards_came_and_went_is_touched_soon_once_there_is_room():
+    """What was seen: each touch in vain doubled the pause, and the last gang waited beside an empty node."""
+    with gang_that_waits(held=4) as (one, clock, writer, old, gang):
+        for number in range(8):
+            delete(one, old[0])
+            if touches(one, clock, writer, "g-0", LONGEST_PAUSE + 2 * SETTLE_SECONDS * 2**number):
+                assert filtered(one, gang[0]) == []
+            one.cluster.apply(PODS, "ADDED", old[0])
+        for obj in old:
+            delete(one, obj)
+        assert touches(one, clock, writer, "g-0", LONGEST_PAUSE + 2 * SETTLE_SECONDS) == 1
+
+
+def test_a_member_that_was_refused_by_what_was_judged_for_another_is_touched_too():
+    """Room has come between the two questions, of which the second was answered like the first."""
+    with gang_that_waits(held=4) as (one, clock, writer, old, gang):
+        clock.pass_(LONGEST_PAUSE)
+        assert filtered(one, gang[0]) == []
+        for obj in old:
+            delete(one, obj)
+        assert filtered(one, gang[1]) == []  # within half a second
+        assert touches(one, clock, writer, "g-1", LONGEST_PAUSE) == 1
+
+
+def test_a_member_whose_place_is_kept_since_another_was_asked_about_is_touched():
+    with gang_that_waits(held=4) as (one, clock, writer, old, gang):
+        for obj in old:
+            delete(one, obj)
+        clock.pass_(1)
+        assert filtered(one, gang[0]) == ["n1"]
+        assert touches(one, clock, writer, "g-1", LONGEST_PAUSE) == 1
+        assert "g-0" not in writer.touched
+
+
+def test_many_gangs_that_wait_are_tried_in_turn():
+    with gang_that_waits(held=4) as (one, clock, writer, old, _):
+        more = []
+        for number in range(20):
+            for obj in gang_of(4):
+                meta, labels = obj["metadata"], {"kueue.x-k8s.io/pod-group-name": f"g{number}"}
+                own = {"name": f"{number}-{meta['name']}", "uid": f"{number}-{meta['uid']}", "labels": labels}
+                more.append({**obj, "metadata": {**meta, **own}})
+        for obj in more:
+            one._members.see(obj, gone=False)
+            one.cluster.apply(PODS, "ADDED", obj)
+            assert filtered(one, obj) == []
+        for obj in old:
+            delete(one, obj)
+        assert touches(one, clock, writer, "19-g-3", 2 * LONGEST_PAUSE) == 1
