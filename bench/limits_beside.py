@@ -1,14 +1,14 @@
-"""Is core time right beside another container whose kernels fill the card?
+"""Is core time right beside other containers whose kernels fill the card?
 
-Programs in the shapes of frameworks, whose kernels take microseconds, in a container beside a flood of
-kernels of 1 ms: the card gives both turns of milliseconds, and what events show of a short kernel is its
-own time or a wait for others' turns. At real-time priority, on a stand-in driver whose calls cost what an
-H100's cost; the modelled card is the judge.
+Programs in the shapes of frameworks, whose kernels take microseconds, in a container beside one to three with
+a flood of kernels of 1 ms each: the card gives all of them turns of milliseconds, and what events show of a
+short kernel is its own time or a wait for others' turns. At real-time priority, on a stand-in driver whose
+calls cost what an H100's cost; the modelled card is the judge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from bench.core_cells import COSTS, Cell, Program
@@ -41,34 +41,65 @@ OTHERS: Final = (
 QUICK: Final = ("kinds", "eager", "requests", "bursts", "compiled", "loader", "3 ms", "5 ms", "cascade")
 
 
+CROWDS: Final = (2, 3)
+CROWDED: Final = (
+    "kinds",
+    "eager",
+    "compiled",
+    "requests",
+    "llama",
+    "2.44 ms",
+    "3 ms",
+    "5 ms",
+    "20 ms",
+    "cascade",
+    "chain",
+)
+QUICK_CROWDED: Final = ("kinds", "compiled", "3 ms", "cascade")
+
 PROGRAMS: Final = (
     *(Program(shape, 1) for shape in (*TABLE, *LONG)),
     *(Program(shape, processes) for shape in OTHERS for processes in shape.processes),
 )
 
 
-def _cells(programs: Iterable[Program]) -> Iterator[Cell]:
+def _cells(programs: Iterable[Program], containers: int = 1) -> Iterator[Cell]:
     for program in programs:
         for limit, flood in SHARES:
             for _ in range(ATTEMPTS):
                 with real_time(), StallWitness() as witness:
-                    use = beside(program.shape, limit, flood, SECONDS, COSTS, processes=program.processes)
+                    use = beside(
+                        program.shape, limit, flood, SECONDS, COSTS,
+                        processes=program.processes, containers=containers,
+                    )  # fmt: skip
                 if not witness.stalls.disturbing:
                     break
-            yield Cell(f"{program.name} beside {flood}", limit, use.work, use.had, use)
+            crowd = f" of {containers}" if containers > 1 else ""
+            yield Cell(f"{program.name} beside {flood}{crowd}", limit, use.work, use.had, use)
 
 
 def rows(*, full: bool) -> Iterable[Row]:
     """How wrong the account of such a container is, and how far its fullest second exceeds its limit."""
     cells = list(_cells(program for program in PROGRAMS if full or program.shape.name in QUICK))
-    error, over = max(cells, key=lambda cell: abs(cell.error)), max(cells, key=lambda cell: cell.over)
-    past, mean = (
-        sum(abs(cell.error) > 3 for cell in cells),
-        sum(abs(cell.error) for cell in cells) / len(cells),
-    )
-    yield Row(
-        "core_beside_error_points", round(abs(error.error), 2), "points", "≤ 3", None, full,
-        f"worst: {error}; {past} of {len(cells)} cells past the bar, mean {mean:.2f}; one process or two "
-        "beside a flood of kernels of 1 ms, at 20 beside 80 and 50 beside 50",
+    yield from _judged(
+        "core_beside", cells,
+        "one process or two beside a flood of kernels of 1 ms, at 20 beside 80 and 50 beside 50", full=full,
     )  # fmt: skip
-    yield Row("core_beside_over_points", round(over.over, 2), "points", "≤ 2", None, full, f"worst: {over}")
+    names = CROWDED if full else QUICK_CROWDED
+    programs = [program for program in PROGRAMS if program.processes == 1 and program.shape.name in names]
+    crowded = [cell for containers in CROWDS for cell in _cells(programs, containers)]
+    yield from _judged(
+        "core_crowded", crowded,
+        "one process beside floods in two and in three containers, which share 80 or 50 evenly", full=full,
+    )  # fmt: skip
+
+
+def _judged(name: str, cells: Sequence[Cell], shapes: str, *, full: bool) -> Iterator[Row]:
+    error, over = max(cells, key=lambda cell: abs(cell.error)), max(cells, key=lambda cell: cell.over)
+    past = sum(abs(cell.error) > 3 for cell in cells)
+    mean = sum(abs(cell.error) for cell in cells) / len(cells)
+    yield Row(
+        f"{name}_error_points", round(abs(error.error), 2), "points", "≤ 3", None, full,
+        f"worst: {error}; {past} of {len(cells)} cells past the bar, mean {mean:.2f}; {shapes}",
+    )  # fmt: skip
+    yield Row(f"{name}_over_points", round(over.over, 2), "points", "≤ 2", None, full, f"worst: {over}")

@@ -79,7 +79,8 @@ class ControlPages(Protocol):
 class Correction:
     """Corrections of a container's limits on one card that only the host can compute; ``None`` keeps a value.
 
-    ``co_active`` is the divisor of measured time. ``host_adjust``: bytes that the driver counts beyond the
+    ``co_active`` is the divisor of measured time, ``others_most`` how many processes of other containers the
+    container met at once, at most. ``host_adjust``: bytes that the driver counts beyond the
     account. ``excess``: bytes of the account beyond the driver's count. ``granted``: the share in force
     (percent) while protected and best-effort containers share the card; 0 otherwise. ``beside``: the share
     that is then guaranteed to best-effort ones, as far as they use it (percent). ``gain``: the factor by
@@ -87,6 +88,7 @@ class Correction:
     """
 
     co_active: float | None = None
+    others_most: int | None = None
     host_adjust: int | None = None
     excess: Excess | None = None
     granted: float | None = None

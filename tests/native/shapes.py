@@ -91,20 +91,32 @@ def held(shape: Shape, limit: int, processes: int, seconds: float, costs: str, s
 
 
 def beside(
-    shape: Shape, limit: int, flood: int, seconds: float, costs: str, seed: int = 1, processes: int = 1
+    shape: Shape,
+    limit: int,
+    flood: int,
+    seconds: float,
+    costs: str,
+    seed: int = 1,
+    processes: int = 1,
+    containers: int = 1,
 ) -> Use:
-    """The program in a container with this limit, beside one of limit ``flood`` whose kernels of 1 ms fill the card."""
+    """The program in a container with this limit, beside others whose kernels of 1 ms fill the card.
+
+    The other ``containers`` share the limit ``flood`` evenly.
+    """
     with world(settings=COSTS[costs]) as made:
-        tenant, other = made.tenant(limit), made.tenant(flood)
-        with made.host(tenant, other):
-            load = made.start(other, "stream", 1000, seconds + 60.0)
-            load.wait_running()
-            assert until(lambda: made.usage(other).busy_ns > FLOODED_NS)
+        tenant, others = made.tenant(limit), [made.tenant(flood // containers) for _ in range(containers)]
+        with made.host(tenant, *others):
+            loads = [made.start(other, "stream", 1000, seconds + 60.0) for other in others]
+            for load, other in zip(loads, others, strict=True):
+                load.wait_running()
+                assert until(lambda other=other: made.usage(other).busy_ns > FLOODED_NS // containers)
             environment = made.environment(tenant)
             use = _run(
                 made, environment, shape, processes, seconds, seed, lambda: made.usage(tenant), shared=True
             )
-            load.kill()
+            for load in loads:
+                load.kill()
             return use
 
 

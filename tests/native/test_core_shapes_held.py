@@ -51,6 +51,13 @@ def test_a_shape_beside_a_container_that_fills_the_card_is_charged_what_it_has(n
     assert use.fullest <= limit + 2.5, use
 
 
+@pytest.mark.parametrize(("name", "containers"), [("kinds", 2), ("compiled", 3)])
+def test_a_shape_beside_several_containers_is_charged_what_it_has(name: str, containers: int) -> None:
+    use = beside(SHAPES[name], 20, 80, SECONDS, "h100", containers=containers)
+    assert abs(use.charged - use.had) <= 3, use
+    assert use.fullest <= 22.5, use
+
+
 def test_kernels_with_a_heavy_tail_beside_a_container_that_fills_the_card_are_not_taken_for_waits() -> None:
     use = beside(SHAPES["persistent"], 20, 80, SECONDS, "h100")
     assert abs(use.charged - use.had) <= 4, use

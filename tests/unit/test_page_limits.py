@@ -40,6 +40,7 @@ def card_limits(draw: st.DrawFn) -> CardLimits:
         window_ns=draw(U64),
         gain=draw(FACTOR),
         co_active=draw(FACTOR),
+        others_most=draw(st.integers(0, 0xFFFFFFFF)),
     )
 
 

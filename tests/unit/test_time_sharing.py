@@ -305,6 +305,40 @@ def test_containers_that_begin_together_are_told_within_half_a_second() -> None:
     assert [pages.factors(name)[-1] for name in "ah"] == [2.0, 2.0]
 
 
+def judged(
+    card: SharedCard, at: float, lines: Mapping[str, Mapping[int, float]], processes: int = 1
+) -> dict[str, int]:
+    """What the card says of the most others after a period that ends now."""
+    busy_ns = int(at * 1e9)
+    card.sample(at, {n: CardActivity(bool(line), busy_ns, processes=processes) for n, line in lines.items()})
+    card.factors(lines)
+    return card.others_most()
+
+
+def claims(begin: int, amount: float = 1.0) -> dict[int, float]:
+    """As much work in flight in each millisecond of 0.4 s."""
+    return dict.fromkeys(range(begin, begin + 400), amount)
+
+
+def test_the_most_others_are_those_met_in_one_millisecond_and_are_forgotten() -> None:
+    card = SharedCard()
+    judged(card, 10.0, {"a": {}, "b": {}, "c": {}, "d": {}})
+    met = claims(10_000, 0.0) | {10_200: 0.4}
+    lines = {"a": met, "b": met, "c": met, "d": claims(10_000, 0.0) | {10_201: 1.0}}
+    assert judged(card, 10.4, lines) == {"a": 2, "b": 2, "c": 2, "d": 0}
+    for step in range(1, 12):
+        told = judged(card, 10.4 + step * 0.4, {"a": claims(10_000 + step * 400), "b": {}, "c": {}, "d": {}})
+        assert told["a"] == (2 if step < 6 else told["a"]), "lately"
+    assert told["a"] == 0
+
+
+def test_a_stretched_claim_counts_no_more_than_the_container_has_processes() -> None:
+    card = SharedCard()
+    judged(card, 10.0, {"a": {}, "b": {}})
+    assert judged(card, 10.4, {"a": claims(10_000), "b": claims(10_000, 1.3)})["a"] == 1
+    assert judged(card, 10.8, {"a": claims(10_400), "b": claims(10_400, 1.3)}, processes=2)["a"] == 2
+
+
 @pytest.mark.parametrize(
     "beside", [(), (CardTenant("busy", OTHER, at_work=True),)], ids=["calm", "beside work"]
 )

@@ -18,7 +18,7 @@ LIMITS_SIZE: Final = 2 * COPY_SIZE
 LIMITS_MAGIC: Final = b"VCUDALIM"
 
 _HEADER: Final = struct.Struct("<8sHHIQIHHII8xQQ16s48s")
-_CARD: Final = struct.Struct("<16sQQQQIIQQQIIIIQQII8s")
+_CARD: Final = struct.Struct("<16sQQQQIIQQQIIIIQQIIII")
 _CRC_OFFSET: Final = 12
 
 _FAIL_OPEN, _ELASTIC, _OVERSUBSCRIBE = 1, 2, 4
@@ -36,6 +36,7 @@ class CardLimits:
     process; ``host_adjust`` is what the driver counts beyond all charges, ``host_excess`` what is charged
     beyond its count, ``host_counted`` that count, both of the moment ``host_looked_ns``. ``co_active`` is the
     number of processes, of any container, that use the card at once: the driver switches between processes.
+    ``others_most`` is how many processes of other containers had work in one millisecond, at most, lately.
     ``protected`` and ``best_effort`` are the container's class, neither a normal one's. ``granted`` is the
     share in force (percent) while containers of those two classes are on the card together, else ``None``;
     ``beside`` tells protected ones what best-effort ones are sure of then, as far as they use it (percent).
@@ -58,6 +59,7 @@ class CardLimits:
     window_ns: int = 1_000_000_000
     gain: float = 1.0
     co_active: float = 1.0
+    others_most: int = 0
     protected: bool = False
     best_effort: bool = False
     granted: float | None = None
@@ -123,7 +125,8 @@ def _encode_card(card: CardLimits) -> bytes:
             card.host_counted,
             0 if card.granted is None else _q8(card.granted, "granted share", 1),
             _q8(card.beside, "best-effort share"),
-            bytes(8),
+            card.others_most,
+            0,
         )
     except struct.error as error:
         raise PageError(
@@ -157,7 +160,7 @@ def _encode_copy(limits: Limits, generation: int) -> bytes:
 
 def _decode_card(copy: bytes, offset: int) -> CardLimits:
     (uuid, memory, reserve, adjust, excess, core, ceiling, burst, debt, window, gain, active, mode, instance,
-     looked, counted, granted, beside, _) = _CARD.unpack_from(copy, offset)  # fmt: skip
+     looked, counted, granted, beside, others_most, _) = _CARD.unpack_from(copy, offset)  # fmt: skip
     limited = bool(mode & _CORES_LIMITED)
     return CardLimits(
         uuid=uuid,
@@ -174,6 +177,7 @@ def _decode_card(copy: bytes, offset: int) -> CardLimits:
         window_ns=window,
         gain=(gain or 256) / 256,
         co_active=(active or 256) / 256,
+        others_most=others_most,
         protected=bool(mode & _PROTECTED),
         best_effort=bool(mode & _BEST_EFFORT),
         granted=granted / 256 if granted else None,

@@ -13,6 +13,7 @@ container that claims work without using time is believed for at most :data:`TRU
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -124,6 +125,8 @@ OBSERVED_SECONDS: Final = 6.0
 """Period over which the driver's figures are averaged. While contexts take turns, it gives each of its few
 samples a second to one of them as a whole: an H100 with driver 580 said 0.8 and 0.2, then 0.4 and 0.6, of two
 that had 0.42 each. So they say how much a container works at most, and not how the card was divided."""
+MOST_MS: Final = 2000
+"""The most other processes that a container met are published for so long, and for as long again at most."""
 _MARGIN: Final = 1.25
 """What is said of a past window overrules only claims far beyond it."""
 
@@ -132,12 +135,13 @@ _MARGIN: Final = 1.25
 class CardActivity:
     """A container at one moment: processes with work in flight, and GPU time charged so far (ns).
 
-    ``present`` is False for a container that has ended or has been idle for a while.
+    ``present`` is False for a container that has ended or has been idle for a while. ``processes`` are alive.
     """
 
     at_work: int
     busy_ns: int
     present: bool = True
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,9 @@ class _Tenant:
     factor: float = 1.0
     left_alone: bool = True  # as of the last sample
     observed: float | None = None  # the share that the driver saw it use, over OBSERVED_SECONDS
+    processes: int = 1
+    most: tuple[int, int] = (0, 0)  # other processes at work beside it, since most_from and as long before
+    most_from: int = 0
 
 
 class SharedCard:
@@ -195,6 +202,7 @@ class SharedCard:
         for name, one in seen.items():
             tenant = self._tenants.setdefault(name, _Tenant())
             _earn(tenant, one, (self._sampled_ms - before) * 1e-3, (driver_shares or {}).get(name))
+            tenant.processes = one.processes
             tenant.looks.append((before, self._sampled_ms, one.at_work))
             tenant.left_alone = len(present) - one.present == 0
 
@@ -218,6 +226,13 @@ class SharedCard:
             tenant.factor = 1.0 if tenant.left_alone else _factor(tenant.period, others)
         return {name: tenant.factor for name, tenant in self._tenants.items()}
 
+    def others_most(self) -> dict[str, int]:
+        """Return how many processes of other containers, at most, each container lately met in a millisecond.
+
+        It counts milliseconds in which the container had work in flight; 0 for one that met none.
+        """
+        return {name: 0 if tenant.left_alone else max(tenant.most) for name, tenant in self._tenants.items()}
+
     def _judge(self, begin: int, end: int, timelines: Mapping[str, Mapping[int, float]]) -> None:
         """Overlay the timelines from ``begin`` to ``end``."""
         claims = {
@@ -228,6 +243,7 @@ class SharedCard:
         for name, tenant in self._tenants.items():
             mine = claims[name]
             rest = [claim for other, claim in claims.items() if other != name]
+            counts = [one.processes for other, one in self._tenants.items() if other != name]
             own = sum(
                 amount * _mean_inverse([max(0.0, amount - 1), *(other[at] for other in rest)])
                 if total > amount or amount > 1
@@ -235,8 +251,23 @@ class SharedCard:
                 for at, (amount, total) in enumerate(zip(mine, totals, strict=True))
                 if amount
             )
+            met = (
+                sum(min(math.ceil(claim[at]), count) for claim, count in zip(rest, counts, strict=True))
+                for at, amount in enumerate(mine)
+                if amount
+            )
+            _remember_most(tenant, max(met, default=0), end)
             in_flight = sum(mine)
             tenant.period = _Period(in_flight, own, sum(totals) - in_flight, end - begin)
+
+
+def _remember_most(tenant: _Tenant, met: int, end: int) -> None:
+    """Keep the most others of the present and the last :data:`MOST_MS`."""
+    passed = end - tenant.most_from
+    if passed >= MOST_MS:
+        tenant.most = (0, tenant.most[0] if passed < 2 * MOST_MS else 0)
+        tenant.most_from = end
+    tenant.most = (max(tenant.most[0], met), tenant.most[1])
 
 
 def _earn(tenant: _Tenant, seen: CardActivity, seconds: float, driver_share: float | None) -> None:

@@ -166,7 +166,7 @@ def _company_of(tenants: Iterable[CardTenant]) -> Callable[[CardTenant], _Compan
 def _seen(activity: Activity, now_ns: int) -> CardActivity:
     recent = now_ns - activity.last_busy_ns < RECENT_NS
     present = activity.processes > 0 and (activity.at_work > 0 or recent)
-    return CardActivity(activity.at_work, activity.busy_ns, present)
+    return CardActivity(activity.at_work, activity.busy_ns, present, activity.processes)
 
 
 class TimeSharing:
@@ -186,7 +186,7 @@ class TimeSharing:
         self._clock = clock
         self._metrics = metrics
         self._watched: dict[_Company, _Watched] = {}
-        self._published: dict[tuple[str, CardUuid], float] = {}
+        self._published: dict[tuple[str, CardUuid], tuple[float, int]] = {}
         self._adjusted: dict[tuple[str, CardUuid], tuple[int, Excess, float]] = {}
         self._beat: dict[str, float] = {}
         self._survey_at = 0.0
@@ -305,14 +305,14 @@ class TimeSharing:
             return
         told = Correction(host_adjust=tenant.beyond, excess=tenant.excess, gain=tenant.gain)
         if place not in self._adjusted:
-            told = replace(told, co_active=1.0)
+            told = replace(told, co_active=1.0, others_most=0)
         if self._write(tenant.name, now, {tenant.card: told}):
             self._adjusted[place] = figures
 
     def _part(self, card: CardUuid, tenants: Iterable[CardTenant]) -> None:
         """Reset the factor of a container that shares its card with no other."""
         for tenant in tenants:
-            self._publish(tenant.name, card, _ALONE, self._clock.monotonic())
+            self._publish(tenant.name, card, _ALONE, 0, self._clock.monotonic())
 
     def _sample(self, card: CardUuid, watched: _Watched, now: float) -> None:
         found = {name: self._activity(name, card) for name in watched.names}
@@ -329,8 +329,9 @@ class TimeSharing:
         if now >= watched.publish_at:
             watched.publish_at = now + PUBLISH_SECONDS - SAMPLE_SECONDS / 2
             timelines = {name: self._timeline(name, card, watched.shared.judged_ms, now) for name in seen}
-            for name, factor in watched.shared.factors(timelines).items():
-                self._publish(name, card, factor, now)
+            factors, most = watched.shared.factors(timelines), watched.shared.others_most()
+            for name, factor in factors.items():
+                self._publish(name, card, factor, most[name], now)
 
     def _activity(self, name: str, card: CardUuid) -> Activity | None:
         try:
@@ -348,13 +349,15 @@ class TimeSharing:
             log.debug("timeline_unreadable", directory=name, reason=str(error))
             return {}
 
-    def _publish(self, name: str, card: CardUuid, told: float, now: float) -> None:
-        """Publish the factor if it differs by a step from the page's; 1 is published exactly."""
-        before = self._published.get((name, card), _ALONE)
-        if told == before or (told != _ALONE and abs(told - before) < _STEP):
+    def _publish(self, name: str, card: CardUuid, told: float, most: int, now: float) -> None:
+        """Publish the factor if it differs by a step from the page's, or ``most``; 1 is published exactly."""
+        before, before_most = self._published.get((name, card), (_ALONE, 0))
+        if told != _ALONE and abs(told - before) < _STEP:
+            told = before
+        if (told, most) == (before, before_most):
             return
-        if self._write(name, now, {card: Correction(co_active=told)}):
-            self._published[name, card] = told
+        if self._write(name, now, {card: Correction(co_active=told, others_most=most)}):
+            self._published[name, card] = told, most
 
     def _heartbeat(self, name: str, now: float) -> None:
         if now - self._beat.get(name, -HEARTBEAT_SECONDS) >= HEARTBEAT_SECONDS * 0.9:

@@ -28,7 +28,7 @@
 #endif
 
 #define VCUDA_ABI_MAJOR 1
-#define VCUDA_ABI_MINOR 9
+#define VCUDA_ABI_MINOR 10
 #define VCUDA_LIMITS_MAGIC UINT64_C(0x4d494c4144554356) /* "VCUDALIM" */
 #define VCUDA_USAGE_MAGIC UINT64_C(0x4753554144554356)  /* "VCUDAUSG" */
 #define VCUDA_GATE_MAGIC UINT64_C(0x5441474144554356)   /* "VCUDAGAT" */
@@ -77,7 +77,9 @@ struct vcuda_card_limits {
      * use it, percent x 256. No more of their work than this can delay the container's own. 0: nothing, or a host
      * before minor 6. Since minor 6 */
     uint32_t beside_q8;
-    uint64_t reserved[1];
+    uint32_t others_most; /* processes of other containers that had work in one millisecond, at most, lately; 0: none,
+                             or a host before minor 10. Since minor 10 */
+    uint32_t reserved;
 };
 
 struct vcuda_limits_copy {

@@ -11,7 +11,7 @@
 /* Without end, for what a test says of single launches. */
 static struct shared_room *room(void) {
     static struct shared_room room;
-    room = (struct shared_room){.most_q8 = 2 * 256};
+    room = (struct shared_room){.mean_q8 = TWO, .most_q8 = TWO};
     return &room;
 }
 
@@ -144,7 +144,7 @@ static void of_a_kind_that_varies_work_that_begins_in_a_turn_of_its_own_is_charg
 /* A loop of 15 launches of 30 us and one of 1.5 ms, which others do not always share the card with. */
 static void what_is_queued_waits_no_longer_than_others_have_turns(void) {
     struct cost *cost = kind(28, 30000);
-    struct shared_room met = {.most_q8 = TWO};
+    struct shared_room met = {.mean_q8 = TWO, .most_q8 = TWO};
     uint64_t had = 0, charged = 0;
     for (int i = 0; i < 1600; i++) {
         uint64_t took = i % 16 ? 30000 : 1500000;
@@ -157,6 +157,27 @@ static void what_is_queued_waits_no_longer_than_others_have_turns(void) {
         charged += (uint64_t)(i % 81 ? 30000 : TURN + 30000) * 256 /
                    shared_cost_divisor(cost, i % 81 ? 30000 : TURN + 30000, true, true, SELDOM, &met);
     CHECK(is_near(charged, 1600 * 30000), "%lu", (unsigned long)charged);
+}
+
+/* Three others rest for most of a tenth of a second, and now all of them have work. */
+static void more_others_at_once_than_in_the_mean_explain_a_longer_wait(void) {
+    struct cost *cost = kind(29, 20000);
+    struct shared_room met = {.mean_q8 = TWO, .most_q8 = 4 * 256};
+    const uint64_t took = 20000 + 3 * ((uint64_t)TURN + SHARED_COST_SWITCH_NS) + SHARED_COST_SWITCH_NS;
+    CHECK(is_near(took * 256 / shared_cost_divisor(cost, took, true, true, SELDOM, &met), 20000));
+    met = (struct shared_room){.mean_q8 = TWO, .most_q8 = TWO};
+    CHECK(shared_cost_divisor(cost, took, true, true, SELDOM, &met) == SELDOM);
+}
+
+/* 3 ms: once beside all three others, then beside two. */
+static void long_work_beside_several_is_told_by_the_fullest_round(void) {
+    struct cost *cost = kind(30, 9000000);
+    struct shared_room met = {.mean_q8 = 3 * 256, .most_q8 = 4 * 256};
+    const uint64_t each = (uint64_t)TURN + SHARED_COST_SWITCH_NS, two = 3000000 + 2 * each, three = 3000000 + 3 * each;
+    shared_cost_divisor(cost, three + SHARED_COST_SWITCH_NS, false, true, SELDOM, &met);
+    for (int i = 0; i < 40; i++)
+        shared_cost_divisor(cost, i % 8 ? two : three + SHARED_COST_SWITCH_NS, false, true, SELDOM, &met);
+    CHECK(is_near(two * 256 / shared_cost_divisor(cost, two, false, true, SELDOM, &met), 3000000));
 }
 
 static void the_first_launches_are_divided_and_the_shortest_is_known(void) {
@@ -195,6 +216,8 @@ static void what_follows_waits_for_a_part_of_a_turn_too_where_others_rest(void) 
 
 int main(void) {
     a_short_kernel_within_its_turn_takes_what_it_takes();
+    more_others_at_once_than_in_the_mean_explain_a_longer_wait();
+    long_work_beside_several_is_told_by_the_fullest_round();
     one_that_waited_for_others_turns_is_charged_as_known();
     a_long_run_that_waited_for_a_whole_turn_is_charged_beyond_it();
     a_long_run_behind_own_work_is_its_own();

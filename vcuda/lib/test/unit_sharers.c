@@ -50,7 +50,22 @@ static void what_was_said_long_ago_is_forgotten(void) {
     CHECK(divided == 300, "%u", divided);
 }
 
+/* Three others met in one millisecond, in a mean of less than one: hosts since minor 10 say so. */
+static void the_peak_is_what_the_host_counted_or_the_greatest_mean(void) {
+    uint64_t now = 20000 * LOOK;
+    struct vcuda_limits_view view = view_at(400, now);
+    sharers_look(&view, CARD, now);
+    CHECK(sharers_peak(&view, CARD, now) == 400);
+    view.card[CARD].others_most = 3;
+    CHECK(sharers_peak(&view, CARD, now) == 4 * 256);
+    view.card[CARD].others_most = UINT32_MAX;
+    CHECK(sharers_peak(&view, CARD, now) == 256 * 256);
+    view.card[CARD].co_active_q8 = 256; /* it is alone now */
+    CHECK(sharers_peak(&view, CARD, now) == 400);
+}
+
 int main(void) {
+    the_peak_is_what_the_host_counted_or_the_greatest_mean();
     a_host_may_fall_silent_after_any_word();
     what_was_said_long_ago_is_forgotten();
     return checked();

@@ -32,14 +32,15 @@ void known_busy_add(struct known_busy *known, int64_t from, int64_t to) {
     }
 }
 
-int64_t known_busy_compare(struct known_busy *known, struct vcuda_timeline *timeline, bool is_shared, int64_t now) {
+int64_t known_busy_compare(struct known_busy *known, struct vcuda_timeline *timeline, uint32_t part_q8, bool is_shared,
+                           int64_t now) {
     const int64_t most = is_shared ? KNOWN_BUSY_EARLY_SHARED_US : KNOWN_BUSY_EARLY_US;
     int64_t lacked = 0, until = (now - KNOWN_BUSY_DELAY_NS) / MS, oldest = now / MS - VCUDA_TIMELINE_CELLS + 1;
     if (known->next_ms < oldest) /* of those others may have the cells by now */
         known->next_ms = oldest;
     for (; known_busy_waits(known) && known->next_ms < until; known->next_ms++) {
         int at = (int)(known->next_ms % VCUDA_TIMELINE_CELLS);
-        int64_t us = known->cell[at].ms == known->next_ms ? known->cell[at].us : 0;
+        int64_t us = known->cell[at].ms == known->next_ms ? known->cell[at].us * part_q8 / 256 : 0;
         int64_t charged = timeline_us(timeline, known->next_ms);
         known->early_us = us || charged ? known->early_us + charged - us : 0;
         if (known->early_us < 0) {

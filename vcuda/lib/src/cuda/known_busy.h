@@ -38,9 +38,10 @@ struct known_busy {
 /* The context surely had work from `from` to `to`. */
 void known_busy_add(struct known_busy *known, int64_t from, int64_t to);
 
-/* Enter the known busy time that the timeline lacks into it, up to KNOWN_BUSY_DELAY_NS before `now`. Returns the time
- * entered, in ns. */
-int64_t known_busy_compare(struct known_busy *known, struct vcuda_timeline *timeline, bool is_shared, int64_t now);
+/* Enter the known busy time that the timeline lacks into it, up to KNOWN_BUSY_DELAY_NS before `now`: at least
+ * `part_q8` / 256 of it must stand there. Returns the time entered, in ns. */
+int64_t known_busy_compare(struct known_busy *known, struct vcuda_timeline *timeline, uint32_t part_q8, bool is_shared,
+                           int64_t now);
 
 /* True if some known time was not compared yet. */
 static inline bool known_busy_waits(const struct known_busy *known) {

@@ -34,8 +34,6 @@ static struct shared_cost *find_or_begin(const struct cost *cost) {
 }
 
 /* Where others always have work, what follows own work waits for whole turns of theirs or not at all. */
-#define ALWAYS_Q8 (256 * 7 / 4)
-
 static bool has_waited(const struct shared_cost *known, uint64_t took_ns, bool whole_turns) {
     uint64_t near_ns = whole_turns ? SHARED_COST_TURN_NS * 4 / 5 : known->ns + SHARED_COST_NEAR_NS;
     return took_ns > known->ns + near_ns;
@@ -94,19 +92,20 @@ static uint64_t least_own_ns(uint64_t took_ns, uint32_t sharers_q8) {
 }
 
 /* Of a launch that had a whole time slice of its own at least, if it took that long. */
-static uint64_t from_slice_ns(uint64_t own_ns, uint64_t took_ns, bool always, uint32_t sharers_q8) {
+static uint64_t from_slice_ns(uint64_t own_ns, uint64_t took_ns, bool always, uint32_t sharers_q8, uint32_t most_q8) {
     if (took_ns <= SHARED_COST_TURN_NS)
         return took_ns;
     if (always)
-        return least_own_ns(took_ns, sharers_q8);
+        return least_own_ns(took_ns, most_q8);
     own_ns = own_ns ? own_ns : took_ns * 256 / sharers_q8;
     return own_ns > SHARED_COST_TURN_NS ? own_ns : SHARED_COST_TURN_NS;
 }
 
 /* Of a kind that is longer than a turn. Where its launches contradict one another it varies, and none tells of others.
  */
-static uint64_t long_own_ns(struct shared_cost *known, uint64_t took_ns, bool always, uint32_t sharers_q8) {
-    uint64_t least = least_own_ns(took_ns, sharers_q8), own = always ? least : took_ns * 256 / sharers_q8;
+static uint64_t long_own_ns(struct shared_cost *known, uint64_t took_ns, bool always, uint32_t sharers_q8,
+                            uint32_t most_q8) {
+    uint64_t least = least_own_ns(took_ns, most_q8), own = always ? least : took_ns * 256 / sharers_q8;
     if (known->bounded++ % AVERAGE_IN == 0) {
         known->bound[1] = known->bounded == 1 ? (typeof(*known->bound)){0, UINT64_MAX} : known->bound[0];
         known->bound[0] = (typeof(*known->bound)){0, UINT64_MAX};
@@ -134,7 +133,7 @@ static bool meets_others(struct shared_cost *known, bool waited) {
  * while it always has work. */
 static uint64_t with_room_ns(uint64_t own_ns, uint64_t took_ns, struct shared_room *room) {
     uint64_t left = AHEAD_MOST_NS - smaller(room->waited_ns, AHEAD_MOST_NS), wait = smaller(took_ns - own_ns, left);
-    uint64_t others = others_ns(room->most_q8), made = (took_ns - wait) * others / SHARED_COST_TURN_NS;
+    uint64_t others = others_ns(room->mean_q8), made = (took_ns - wait) * others / SHARED_COST_TURN_NS;
     room->waited_ns = most(room->waited_ns + wait, made) - made;
     return took_ns - wait;
 }
@@ -142,12 +141,13 @@ static uint64_t with_room_ns(uint64_t own_ns, uint64_t took_ns, struct shared_ro
 uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool waited, uint32_t sharers_q8,
                              struct shared_room *room) {
     struct shared_cost *known = find_or_begin(cost);
-    bool always = sharers_q8 >= ALWAYS_Q8, meets = !follows && meets_others(known, waited);
-    uint64_t own_ns = shared_cost_own_ns(cost, took_ns, follows, always, sharers_q8);
+    uint32_t most_q8 = (uint32_t)most(most(room->most_q8, sharers_q8), 512);
+    bool always = sharers_q8 >= most_q8 * 7 / 8, meets = !follows && meets_others(known, waited);
+    uint64_t own_ns = shared_cost_own_ns(cost, took_ns, follows, always, most_q8);
     if (!follows && known->seen >= FIRST && known->ns > SHARED_COST_TURN_NS)
-        own_ns = long_own_ns(known, took_ns, always || meets, sharers_q8);
+        own_ns = long_own_ns(known, took_ns, always || meets, sharers_q8, most_q8);
     else if (!follows && waited)
-        own_ns = from_slice_ns(own_ns, took_ns, always || meets, sharers_q8);
+        own_ns = from_slice_ns(own_ns, took_ns, always || meets, sharers_q8, most_q8);
     else if (follows && waited && own_ns)
         own_ns = with_room_ns(own_ns, took_ns, room);
     return own_ns ? (uint32_t)(took_ns * 256 / own_ns) : sharers_q8;

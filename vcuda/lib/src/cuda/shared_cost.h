@@ -30,14 +30,15 @@ uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool foll
  * work has made for that since; all zero at first. */
 struct shared_room {
     uint64_t waited_ns;
-    uint32_t most_q8; /* so many containers at most, x 256, had work lately */
+    uint32_t mean_q8; /* so many containers had work lately, x 256, at most and in the mean of a tenth of a second */
+    uint32_t most_q8; /* so many at once, at most */
 };
 
-/* The divisor x 256 for the time of a launch, by shared_cost_own_ns(), beside `sharers_q8` / 256 containers; 1.75 and
- * more always have work, and so have those that a kind finds at work as a rule. `waited`: it had to wait for
- * others' work. If it followed no work of its process, it began with a time slice of its own then: up to a slice is its
- * own, and what is longer is divided by slices, else evenly. If it was queued behind such work, it waited no longer
- * than there is `room`. */
+/* The divisor x 256 for the time of a launch, by shared_cost_own_ns(), beside `sharers_q8` / 256 containers; seven
+ * eighths of the most at once always have work, and so has one that a kind finds at work as a rule. `waited`: it had to
+ * wait for others' work. If it followed no work of its process, it began with a time slice of its own then: up to a
+ * slice is its own, and what is longer is divided by slices, else evenly. If it was queued behind such work, it waited
+ * no longer than there is `room`. */
 uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool waited, uint32_t sharers_q8,
                              struct shared_room *room);
 

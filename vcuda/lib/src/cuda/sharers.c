@@ -2,6 +2,7 @@
 #include "token_bucket.h"
 
 #define LATELY_NS 3e9
+#define PEAK_MOST 255u
 
 /* What the host said over the last seconds, for when it falls silent. */
 static struct {
@@ -45,6 +46,13 @@ uint32_t sharers_now(const struct vcuda_limits_view *view, int card, uint64_t no
     if (is_left_to_itself(view, card, now))
         q8 = (uint32_t)(256 / told[card].inverse);
     return q8;
+}
+
+uint32_t sharers_peak(const struct vcuda_limits_view *view, int card, uint64_t now) {
+    uint32_t others = view->card[card].others_most, most = sharers_most(card), q8 = sharers_now(view, card, now);
+    uint32_t peak = 256 + 256 * (others < PEAK_MOST ? others : PEAK_MOST);
+    most = most > q8 ? most : q8;
+    return q8 > 256 && peak > most ? peak : most;
 }
 
 uint32_t sharers_during(const struct vcuda_limits_view *view, int card, uint64_t now, uint64_t elapsed_ns,

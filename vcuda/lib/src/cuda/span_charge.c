@@ -115,11 +115,11 @@ static uint64_t charge_as_paid(struct timing_span *span, const struct vcuda_limi
 
 /* The stream had work from `from` to `to` of the card's time. As it began others may have had the card, for a turn of
  * each. */
-static void know_busy(struct stream_meter *meter, int64_t from, int64_t to, uint32_t divided) {
+static void know_busy(struct stream_meter *meter, int64_t from, int64_t to, uint32_t most) {
     struct context_meter *context_meter = meter->context_meter;
     int64_t offset = context_meter->clock.offset_ns;
     if (from > meter->busy_to + TIMING_SPAN_FOLLOWS_NS)
-        meter->turns_ns = shared_cost_turns_ns(divided);
+        meter->turns_ns = shared_cost_turns_ns(most);
     meter->busy_to = to;
     if (meter_is_classed(context_meter->card) || from >= to)
         return;
@@ -132,8 +132,9 @@ static void know_busy(struct stream_meter *meter, int64_t from, int64_t to, uint
 uint64_t span_charge_known(struct context_meter *context_meter, const struct vcuda_limits_view *view, uint64_t now) {
     int card = context_meter->card;
     uint32_t divided = sharers_now(view, card, now);
-    uint64_t lacked = (uint64_t)known_busy_compare(&context_meter->known, &vcuda_usage()->timeline[card], divided > 256,
-                                                   (int64_t)now);
+    uint32_t part = divided * 256 / sharers_peak(view, card, now);
+    uint64_t lacked = (uint64_t)known_busy_compare(&context_meter->known, &vcuda_usage()->timeline[card], part,
+                                                   divided > 256, (int64_t)now);
     lacked += other_processes_lacked_ns(context_meter, now);
     return bucket_used(lacked, divided, view->card[card].gain_q8);
 }
@@ -157,7 +158,7 @@ static uint64_t charge_tallied(struct timing_span *span, const struct vcuda_limi
         return paid;
     /* If the end was reached before its record's call was over, the stream may have been idle when it was made. */
     if (!span->meter->lost_count && to > (int64_t)span->facts.ended_at + clock->offset_ns)
-        know_busy(span->meter, before > called ? before : called, to, divided);
+        know_busy(span->meter, before > called ? before : called, to, sharers_peak(view, context_meter->card, now));
     span->meter->lost_count = false;
     return paid;
 }
@@ -195,11 +196,13 @@ static struct share share_of(struct timing_span *span, const struct gpu_interval
 }
 
 /* Beside other containers that have work. */
-static uint32_t divided_beside(const struct timing_span *span, const struct share *share, uint32_t divided) {
+static uint32_t divided_beside(const struct timing_span *span, const struct vcuda_limits_view *view,
+                               const struct share *share, uint32_t divided, uint64_t now) {
     static struct shared_room rooms[VCUDA_MAX_CARDS];
     struct shared_room *room = &rooms[span->context_meter->card];
-    uint32_t most = sharers_most(span->context_meter->card);
-    room->most_q8 = most > divided ? most : divided;
+    uint32_t mean = sharers_most(span->context_meter->card);
+    room->mean_q8 = mean > divided ? mean : divided;
+    room->most_q8 = sharers_peak(view, span->context_meter->card, now);
     return shared_cost_divisor(span->cost, share->took, share->follows, share->ran.waited, divided, room);
 }
 
@@ -219,7 +222,7 @@ static uint64_t charge_measured(struct timing_span *span, const struct vcuda_lim
     if (known && is_crossed)
         divided = crossed_work_stretch_q8(share->took, known, alone);
     else if (divided > 256 && !alone && !bucket_is_silent(view, now))
-        divided = divided_beside(span, share, divided);
+        divided = divided_beside(span, view, share, divided, now);
     else if (known && !alone)
         divided = sharers_during(view, card, now, share->took, known);
     if (!bucket_is_silent(view, now) && (share->by_itself || !known || !is_crossed))
@@ -232,7 +235,7 @@ static uint64_t charge_measured(struct timing_span *span, const struct vcuda_lim
     meter->settled_to = ran->to;
     uint64_t took = bucket_used(share->took, divided, gain);
     uint64_t added = bucket_used(own, divisor, gain);
-    know_busy(span->meter, ran->from, ran->to, sharers_now(view, card, now));
+    know_busy(span->meter, ran->from, ran->to, sharers_peak(view, card, now));
     meter->lost_count = false;
     uint64_t teaches = added > share->stamps ? added - share->stamps : 0;
     account_error_measured(span->cost, teaches);

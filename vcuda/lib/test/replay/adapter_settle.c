@@ -157,5 +157,5 @@ void adapter_settle_finished(struct adapter *a, uint64_t now) {
         a->free = index;
     }
     bucket_settle(&a->usage, &a->view.card[0],
-                  (uint64_t)known_busy_compare(&a->known, &a->timeline, false, (int64_t)now), 0);
+                  (uint64_t)known_busy_compare(&a->known, &a->timeline, 256, false, (int64_t)now), 0);
 }
