@@ -43,7 +43,7 @@ GROUPS = (
     "protected",
     "cluster",
 )
-ALONE = ("steady",)  # groups that take hours: run by their name alone
+ALONE = ("steady", "ci")  # groups that take long and want the machine for themselves: run by their name alone
 
 
 def main() -> int:
