@@ -366,26 +366,43 @@ def measure(
 
 def rows(*, full: bool) -> list[Row]:
     """A quick run of one seed, or all slices of the soak."""
+    return shuffled(measure, "association", full=full)
+
+
+def shuffled(
+    measure: Callable[..., Outcome],
+    name: str,
+    *,
+    full: bool,
+    quick: int = soak.ADMISSIONS,
+    what: str = "",
+) -> list[Row]:
+    """The rows of shuffled admissions: ``quick`` of one seed, or all slices of the soak, kept by ``name``.
+
+    ``measure`` takes a seed and a number of admissions; ``what`` says in the note which pods they are.
+    """
     if full:
-        outcomes = soak.run(measure, soak.wanted())
+        kept = soak.KEPT if name == "association" else soak.KEPT / name
+        outcomes = soak.run(measure, soak.wanted(), kept)
         size = f"{len(outcomes)} of {soak.SLICES} slices"
     else:
-        outcomes = [measure(SEED)]
+        outcomes = [measure(SEED, quick)]
         size = f"seed {SEED}"
-    return sums(outcomes, size, full=full and len(outcomes) == soak.SLICES)
+    size = f"{what}, {size}" if what else size
+    return sums(outcomes, size, full=full and len(outcomes) == soak.SLICES, name=name)
 
 
-def sums(outcomes: Sequence[Outcome], size: str, *, full: bool) -> list[Row]:
+def sums(outcomes: Sequence[Outcome], size: str, *, full: bool, name: str = "association") -> list[Row]:
     """The rows of some runs together; ``size`` says in the note how many they were."""
     counts = sum((Counter(one.counts) for one in outcomes), Counter[str]())
     counted = ", ".join(f"{n} {what}" for what, n in sorted(counts.items()))
     note = f"{size}: {counted}, {sum(one.seconds for one in outcomes):.0f} s"
     figures = {
-        "association_wrong": counts["wrong"],
-        "association_overcommit": counts["overcommit"],
-        "association_leaked_ids": sum(one.leaked for one in outcomes),
+        "wrong": counts["wrong"],
+        "overcommit": counts["overcommit"],
+        "leaked_ids": sum(one.leaked for one in outcomes),
     }
     return [
-        Row(name, n, "count", "= 0", full=full, note=note if name == "association_wrong" else "")
-        for name, n in figures.items()
+        Row(f"{name}_{kind}", n, "count", "= 0", full=full, note=note if kind == "wrong" else "")
+        for kind, n in figures.items()
     ]

@@ -7,8 +7,7 @@ from __future__ import annotations
 import json
 import random
 import tempfile
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,14 +111,6 @@ def measure(seed: int, admissions: int = soak.ADMISSIONS) -> soak.Outcome:
     return association.measure(seed, admissions, _shape, MigWorld)
 
 
-def admissions(*, full: bool) -> Iterator[Row]:
+def admissions(*, full: bool) -> Iterable[Row]:
     """Shuffled admissions with faults: the judge reads the limits under the mounts of every container."""
-    if full:
-        outcomes = soak.run(measure, soak.wanted(), soak.KEPT / "mig")
-    else:
-        outcomes = [measure(association.SEED, QUICK)]
-    counts = sum((Counter(one.counts) for one in outcomes), Counter[str]())
-    told = ", ".join(f"{n} {what}" for what, n in sorted(counts.items()))
-    yield Row("mig_wrong", counts["wrong"], "containers", "= 0", full=full, note=f"half by profile: {told}")
-    yield Row("mig_overcommit", counts["overcommit"], "cards", "= 0", full=full)
-    yield Row("mig_leaked_ids", sum(one.leaked for one in outcomes), "count", "= 0", full=full)
+    return association.shuffled(measure, "mig", full=full, quick=QUICK, what="half by profile")

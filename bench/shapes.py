@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -192,20 +191,9 @@ def measure(seed: int, admissions: int = soak.ADMISSIONS) -> soak.Outcome:
     return association.measure(seed, admissions, _shape)
 
 
-def admissions(*, full: bool) -> Iterator[Row]:
+def admissions(*, full: bool) -> Iterable[Row]:
     """Shuffled admissions with faults: the judge reads the limits under the mounts of every container."""
-    if full:
-        outcomes = soak.run(measure, soak.wanted(), soak.KEPT / "shapes")
-    else:
-        outcomes = [measure(association.SEED, QUICK)]
-    counts = sum((Counter(one.counts) for one in outcomes), Counter[str]())
-    told = ", ".join(f"{n} {what}" for what, n in sorted(counts.items()))
-    yield Row(
-        "multi_card_wrong", counts["wrong"], "containers", "= 0", full=full, note=f"half with parts: {told}"
-    )
-    yield Row("multi_card_overcommit", counts["overcommit"], "cards", "= 0", full=full)
-    leaked = sum(one.leaked for one in outcomes)
-    yield Row("multi_card_leaked_ids", leaked, "count", "= 0", full=full)
+    return association.shuffled(measure, "multi_card", full=full, quick=QUICK, what="half with parts")
 
 
 PARTS: Final[dict[str, Measure]] = {

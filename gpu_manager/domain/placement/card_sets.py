@@ -455,11 +455,12 @@ def aligned(
     cores: int,
     units: int,
 ) -> frozenset[int] | None:
-    """Return the positions of the cards whose ids the kubelet prefers for a container that requests this many
-    ids of ``cores`` and ``units`` of memory; None if it has no preference, or none that can be followed.
+    """Return the positions of the cards whose ids the kubelet prefers for a container.
 
-    ``free`` has the free ids of both, by position. The kubelet counts the ids of a NUMA node, not knowing
-    that a share lies on one card: possibly none of these cards has room.
+    The container requests ``cores`` ids of cores and ``units`` ids of memory. None if the kubelet has no
+    preference, or none that can be followed. ``free`` has the free ids of both, by position. The kubelet
+    counts the ids of a NUMA node, not knowing that a share lies on one card: possibly none of these cards has
+    room.
     """
     ours = [at for at, state in enumerate(cards) if not state.card.mig]
     numbers = numbered([cards[at].card for at in ours])
