@@ -29,6 +29,7 @@ from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharin
 from tests.fakes.metrics import service_metrics
 from tests.native import standin
 from tests.native.card_watch import Watch
+from tests.native.driven import INSTANCES
 from tests.native.programs import built_interposer, compiled
 from vcuda.page.layout import uuid_text
 from vcuda.page.usage import SLOT_SIZE, USAGE_HEAD_SIZE, CardUsage, Slot, read_usage
@@ -36,7 +37,7 @@ from vcuda.page.usage import SLOT_SIZE, USAGE_HEAD_SIZE, CardUsage, Slot, read_u
 
 def uuid_of(card: int) -> CardUuid:
     """The stand-in's cards have UUIDs that their numbers decide."""
-    return CardUuid(uuid_text(bytes(((card + 1) * 37 + at * 101) & 255 for at in range(16))))
+    return CardUuid(uuid_text(bytes(((card + 1) * 37 + at * 101) & 255 for at in range(16)), INSTANCES))
 
 
 CARD = uuid_of(0)
@@ -158,7 +159,14 @@ class World:
     def environment(self, tenant: Tenant, **settings: object) -> dict[str, str]:
         """What a process in the container has."""
         return {
-            **standin.environment(self.state, self.version, cards=self.cards, **self.settings, **settings),
+            **standin.environment(
+                self.state,
+                self.version,
+                cards=self.cards,
+                instances=INSTANCES,
+                **self.settings,
+                **settings,
+            ),
             "VCUDA_ROOT": str(tenant.root),
             "LD_LIBRARY_PATH": str(self.interposer / "sandbox"),
         }
@@ -178,7 +186,12 @@ class World:
     def watch(self, period_ms: int = 1000) -> Watch:
         """What the first card says whom it serves; ends with the world at the latest."""
         self.watches.append(
-            Watch(standin.environment(self.state, self.version, cards=self.cards, **self.settings), period_ms)
+            Watch(
+                standin.environment(
+                    self.state, self.version, cards=self.cards, instances=INSTANCES, **self.settings
+                ),
+                period_ms,
+            )
         )
         return self.watches[-1]
 

@@ -37,6 +37,8 @@ CARD_BYTES: Final = 16 << 30
 DOORS: Final = ("mount", "preload")
 """Where programs meet the library: in the driver's place, or preloaded before a driver that comes first on the search
 path."""
+INSTANCES: Final = int(os.environ.get("VCUDA_INSTANCES", "0"))
+"""1: every card is a MIG instance, which ``make native-mig`` asks for."""
 SANITIZE: Final = os.environ.get("VCUDA_SANITIZE", "")
 """What ``make native-tsan`` asks for; otherwise a test that says so runs plainly and under these:"""
 SANITIZERS: Final = (SANITIZE,) if SANITIZE else ("", "address,undefined")
@@ -160,7 +162,10 @@ class Container:
         self.root, self.state = base / "root", state or base / "state"
         self.sanitize, self.settings, self.door = sanitize, settings, door
         self.limits = Limits(
-            cards=tuple(CardLimits(uuid(i), memory, None, context_reserve=CONTEXT) for i in range(cards))
+            cards=tuple(
+                CardLimits(uuid(i), memory, None, context_reserve=CONTEXT, instance=INSTANCES)
+                for i in range(cards)
+            )
         )
         real = self.root / "usr/local/vcuda/real"
         real.mkdir(parents=True)
@@ -198,7 +203,12 @@ class Container:
     def env(self, **settings: object) -> dict[str, str]:
         """What a program of the container starts with."""
         real = self.root / "usr/local/vcuda/real"
-        chosen = {"STATE": self.state, "MODEL": "small", **{k.upper(): v for k, v in self.settings.items()}}
+        chosen = {
+            "STATE": self.state,
+            "MODEL": "small",
+            "INSTANCES": INSTANCES,
+            **{k.upper(): v for k, v in self.settings.items()},
+        }
         chosen |= {key.upper(): value for key, value in settings.items()}
         env = {
             "PATH": os.environ["PATH"],

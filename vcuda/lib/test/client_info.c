@@ -26,6 +26,7 @@ struct process {
     F(nvmlSystemGetDriverVersion, (char *, unsigned int))                                                              \
     F(nvmlDeviceGetCount_v2, (unsigned int *))                                                                         \
     F(nvmlDeviceGetHandleByIndex_v2, (unsigned int, void **))                                                          \
+    F(nvmlDeviceGetMigDeviceHandleByIndex, (void *, unsigned int, void **))                                            \
     F(nvmlDeviceGetName, (void *, char *, unsigned int))                                                               \
     F(nvmlDeviceGetUUID, (void *, char *, unsigned int))                                                               \
     F(nvmlDeviceGetMemoryInfo, (void *, struct memory *))                                                              \
@@ -51,30 +52,39 @@ static void load_nvml(void) {
     NVML_FUNCTIONS(LOAD)
 }
 
-static void show_card(unsigned int index) {
+static void show(const char *place, void *card) {
     char name[NAME] = "?", uuid[NAME] = "?";
     struct memory memory = {0, 0, 0};
     struct rates rates = {0, 0};
     struct process process[PROCESSES];
     unsigned int power = 0, temperature = 0, count = PROCESSES;
-    void *card;
-    int result = nvmlDeviceGetHandleByIndex_v2(index, &card);
-    if (result != 0) {
-        printf("| %2u  not reachable: NVML error %d\n", index, result);
-        return;
-    }
     nvmlDeviceGetName(card, name, NAME);
     nvmlDeviceGetUUID(card, uuid, NAME);
     nvmlDeviceGetMemoryInfo(card, &memory);
     nvmlDeviceGetUtilizationRates(card, &rates);
     nvmlDeviceGetPowerUsage(card, &power);
     nvmlDeviceGetTemperature(card, 0, &temperature);
-    printf("| %2u  %-24s %6lluMiB / %6lluMiB  %3u%%  %2uC %3uW  %s\n", index, name, memory.used >> 20,
+    printf("| %s  %-24s %6lluMiB / %6lluMiB  %3u%%  %2uC %3uW  %s\n", place, name, memory.used >> 20,
            memory.total >> 20, rates.gpu, temperature, power / 1000, uuid);
     if (nvmlDeviceGetComputeRunningProcesses_v3(card, &count, process) != 0)
         return;
     for (unsigned int at = 0; at < count; at++)
         printf("|       process %u uses %lluMiB\n", process[at].pid, process[at].used >> 20);
+}
+
+/* A card, and the MIG instances that the container sees of it. */
+static void show_card(unsigned int index) {
+    char place[NAME];
+    void *card, *instance;
+    snprintf(place, sizeof place, "%2u", index);
+    int result = nvmlDeviceGetHandleByIndex_v2(index, &card);
+    if (result != 0) {
+        printf("| %s  not reachable: NVML error %d\n", place, result);
+        return;
+    }
+    show(place, card);
+    for (unsigned int at = 0; nvmlDeviceGetMigDeviceHandleByIndex(card, at, &instance) == 0; at++)
+        show("  ", instance);
 }
 
 static void show_cuda(int ordinal) {

@@ -52,7 +52,7 @@ static int digit(char letter) {
     return letter >= 'a' && letter <= 'f' ? letter - 'a' + 10 : -1;
 }
 
-/* GPU-1f2e3d4c-...: 32 hexadecimal digits after the first hyphen, with hyphens between. */
+/* GPU-1f2e3d4c-..., MIG-1f2e3d4c-...: 32 hexadecimal digits after the first hyphen, with hyphens between. */
 static bool parse(const char *text, uint8_t uuid[16]) {
     unsigned digits = 0;
     const char *at = strchr(text, '-');

@@ -109,6 +109,13 @@ static int64_t card_number(int index, const char *key, int64_t otherwise) {
     return text && *text ? strtoll(text, NULL, 0) : otherwise;
 }
 
+static void write_uuid(struct card_config *card) {
+    int used = snprintf(card->uuid_text, sizeof card->uuid_text, "%s-", card->instance ? "MIG" : "GPU");
+    for (int at = 0; at < 16; at++)
+        used += snprintf(card->uuid_text + used, sizeof card->uuid_text - (size_t)used, "%s%02x",
+                         at == 4 || at == 6 || at == 8 || at == 10 ? "-" : "", card->uuid[at]);
+}
+
 /* The given UUID, or one that only the index decides: the same machine has the same cards in every process. */
 static void set_uuid(struct card_config *card) {
     char key[KEY_BYTES];
@@ -116,8 +123,10 @@ static void set_uuid(struct card_config *card) {
     const char *given = config_text(key);
     for (int at = 0; at < 16; at++)
         card->uuid[at] = (unsigned char)((card->index + 1) * 37 + at * 101);
+    card->instance = number("instances", 0) != 0;
     if (given) {
-        if (strncmp(given, "GPU-", 4) == 0)
+        card->instance = strncmp(given, "MIG-", 4) == 0;
+        if (card->instance || strncmp(given, "GPU-", 4) == 0)
             given += 4;
         for (int at = 0; at < 16 && *given; given++) {
             unsigned int byte;
@@ -127,10 +136,27 @@ static void set_uuid(struct card_config *card) {
             given++;
         }
     }
-    int used = snprintf(card->uuid_text, sizeof card->uuid_text, "GPU-");
     for (int at = 0; at < 16; at++)
-        used += snprintf(card->uuid_text + used, sizeof card->uuid_text - (size_t)used, "%s%02x",
-                         at == 4 || at == 6 || at == 8 || at == 10 ? "-" : "", card->uuid[at]);
+        card->parent[at] = card->instance ? card->uuid[at] ^ 0x5a : card->uuid[at];
+    write_uuid(card);
+}
+
+/* " MIG 1g.16gb" behind the card's name, as the driver names an instance. */
+static void name_instance(struct card_config *card) {
+    size_t length = strlen(card->name);
+    int64_t gib = (card->memory_bytes + (1 << 30) - 1) >> 30;
+    snprintf(card->name + length, sizeof card->name - length, " MIG 1g.%dgb", (int)gib);
+}
+
+struct card_config config_parent(const struct card_config *instance) {
+    struct card_config card = *instance;
+    *strstr(card.name, " MIG ") = '\0';
+    memcpy(card.uuid, card.parent, sizeof card.uuid);
+    card.instance = false;
+    card.mig = true;
+    card.memory_bytes *= 8; /* slices of memory on a card of seven instances */
+    write_uuid(&card);
+    return card;
 }
 
 static void set_links(struct card_config *card, int cards) {
@@ -184,6 +210,8 @@ static void set_card(struct card_config *card, int index, int cards) {
     if (pci && sscanf(pci, "%x:%x", &domain, &card->pci_bus) == 2)
         snprintf(card->pci_text, sizeof card->pci_text, "%s", pci);
     set_uuid(card);
+    if (card->instance)
+        name_instance(card);
     set_links(card, cards);
 }
 

@@ -23,6 +23,8 @@
  *   slice_us         time slice of this process's own, where it asks the driver for another one (quantum_us)
  *   turns            slice: of time, whatever runs (default); kernel: a kernel runs out before the next turn
  *   card.<i>.<key>   model memory_mib sms uuid pci       pools        0: no memory pools
+ *   card.<i>.uuid    MIG-...: the device is an instance of a divided card, which NVML has above it
+ *   instances        1: the same of all cards, under the UUIDs that their numbers decide
  *   card.<i>.links   a row as `nvidia-smi topo -m` prints it: X NV18 SYS ...
  *   lost             index of a card that has fallen off the bus
  *   fail             name=code[@n][,...]: that call fails, always or only the nth time
@@ -41,11 +43,11 @@ enum { MAX_CARDS = 16 };
 struct card_config {
     int index;
     char name[96], uuid_text[48], pci_text[32];
-    unsigned char uuid[16];
+    unsigned char uuid[16], parent[16]; /* the parent's: as `uuid` unless the device is a MIG instance */
     int64_t memory_bytes, context_bytes, unlisted_bytes;
     int sms, major, minor, clock_khz, memory_clock_khz, bus_bits, l2_bytes, power_w, nvlinks;
     unsigned int pci_bus;
-    bool mig, lost;
+    bool mig, lost, instance;
     char link[MAX_CARDS][8]; /* to each card, in the words of `nvidia-smi topo -m` */
 };
 
@@ -59,6 +61,8 @@ struct config {
 };
 
 const struct config *config_read(void);
+/* The card whose instance this device is, as NVML shows it. */
+struct card_config config_parent(const struct card_config *instance);
 /* The value of a key, or NULL; valid until the next call from this thread. */
 const char *config_text(const char *key);
 

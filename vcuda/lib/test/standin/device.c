@@ -33,10 +33,16 @@ CUresult model_cuDeviceGetUuid(CUuuid *uuid, CUdevice ordinal) {
     NEED_DEVICE(device, ordinal);
     if (!uuid)
         return CUDA_ERROR_INVALID_VALUE;
+    memcpy(uuid->bytes, device->hold.config->parent, sizeof uuid->bytes);
+    return CUDA_SUCCESS;
+}
+CUresult model_cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice ordinal) {
+    NEED_DEVICE(device, ordinal);
+    if (!uuid)
+        return CUDA_ERROR_INVALID_VALUE;
     memcpy(uuid->bytes, device->hold.config->uuid, sizeof uuid->bytes);
     return CUDA_SUCCESS;
 }
-ALIAS(cuDeviceGetUuid_v2, cuDeviceGetUuid);
 CUresult model_cuDeviceTotalMem_v2(size_t *bytes, CUdevice ordinal) {
     NEED_DEVICE(device, ordinal);
     if (!bytes)

@@ -18,9 +18,19 @@ int standin_gate = 1; /* NVML is never so fast that the gate matters */
 __thread bool standin_per_thread;
 int nvml_cards;
 
-static struct nvml_card cards[MAX_CARDS];
+static struct nvml_card cards[MAX_CARDS], parents[MAX_CARDS];
+static struct card_config parent_config[MAX_CARDS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int users;
+
+/* A divided card above its instance: the same state, another name. */
+static void open_parent(int at) {
+    parent_config[at] = config_parent(cards[at].hold.config);
+    parents[at] = cards[at];
+    parents[at].hold.config = &parent_config[at];
+    parents[at].instance = &cards[at];
+    cards[at].parent = &parents[at];
+}
 
 int standin_injected(const char *name) {
     const char *text = config_text("fail");
@@ -59,6 +69,8 @@ nvmlReturn_t model_nvmlInit_v2(void) {
         cards[at].index = at;
         if (!cards[at].open)
             cards[at].open = card_open(&cards[at].hold, &config->card[at]);
+        if (config->card[at].instance && !cards[at].parent)
+            open_parent(at);
     }
     __atomic_add_fetch(&users, 1, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&lock);
@@ -84,7 +96,8 @@ static bool lost(const struct card_config *config) {
 }
 
 nvmlReturn_t nvml_find(nvmlDevice_t handle) {
-    if (handle < cards || handle >= cards + nvml_cards)
+    bool whole = handle >= cards && handle < cards + nvml_cards;
+    if (!whole && (handle < parents || handle >= parents + nvml_cards || !handle->instance))
         return NVML_ERROR_INVALID_ARGUMENT;
     if (!handle->open)
         return NVML_ERROR_OPERATING_SYSTEM;
@@ -170,7 +183,7 @@ nvmlReturn_t model_nvmlDeviceGetCount_v2(unsigned int *count) {
 ALIAS(nvmlDeviceGetCount, nvmlDeviceGetCount_v2);
 
 static nvmlReturn_t give(int index, nvmlDevice_t *out) {
-    *out = &cards[index];
+    *out = cards[index].parent ? cards[index].parent : &cards[index];
     return nvml_find(*out);
 }
 nvmlReturn_t model_nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *out) {
@@ -184,6 +197,8 @@ nvmlReturn_t model_nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out
         return NVML_ERROR_INVALID_ARGUMENT;
     for (int at = 0; at < nvml_cards; at++)
         if (strcmp(cards[at].hold.config->uuid_text, uuid) == 0)
+            return nvml_find(*out = &cards[at]);
+        else if (cards[at].parent && strcmp(parent_config[at].uuid_text, uuid) == 0)
             return give(at, out);
     return NVML_ERROR_NOT_FOUND;
 }

@@ -9,11 +9,19 @@ struct nvml_card {
     struct hold hold;
     int index;
     bool open;
+    struct nvml_card *parent, *instance; /* of a MIG instance, and of the card that it is a part of */
 };
+
+/* The place of every MIG instance on its card. */
+enum { NVML_MODEL_GI = 7, NVML_MODEL_CI = 0 };
 
 extern int nvml_cards;
 /* The card behind a handle, opened; else why not. A card counts as lost while `<state>/lost-<uuid>` exists. */
 nvmlReturn_t nvml_find(nvmlDevice_t handle);
+/* Of a divided card and its instance NVML has no times, whoever asks. */
+static inline bool nvml_divided(nvmlDevice_t device) {
+    return device->parent || device->instance;
+}
 /* The same, locked and brought up to the present; nvml_done unlocks. */
 nvmlReturn_t nvml_look(nvmlDevice_t handle);
 void nvml_done(nvmlDevice_t handle);

@@ -57,7 +57,6 @@ nvmlReturn_t model_nvmlDeviceGetPowerManagementLimit(nvmlDevice_t device, unsign
     FACT(limit, unsigned int, card->power_w * 1000);
 nvmlReturn_t model_nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned int *out)
     FACT(limit, unsigned int, card->power_w * 1000);
-nvmlReturn_t model_nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *out) FACT(mig, unsigned int, 0);
 nvmlReturn_t model_nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *out)
     FACT(count, unsigned int, card->mig ? 7 : 0);
 
@@ -134,7 +133,7 @@ nvmlReturn_t model_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *ou
     nvmlReturn_t result = nvml_look(device);
     if (result != NVML_SUCCESS)
         return result;
-    out->total = (unsigned long long)device->hold.card->total;
+    out->total = (unsigned long long)(device->instance ? device->hold.config->memory_bytes : device->hold.card->total);
     out->used = (unsigned long long)card_used(&device->hold);
     out->free = out->total - out->used;
     nvml_done(device);
@@ -172,6 +171,8 @@ nvmlReturn_t model_nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtiliz
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
     nvmlReturn_t result = load(device, &permille);
+    if (result == NVML_SUCCESS && nvml_divided(device))
+        return NVML_ERROR_NOT_SUPPORTED;
     if (result == NVML_SUCCESS)
         *out = (nvmlUtilization_t){(unsigned int)permille / 10, (unsigned int)permille / 20};
     return result;
@@ -282,6 +283,8 @@ nvmlReturn_t model_nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, nvmlSetMemo
     NEED_CARD(card, device, limits && limits->name_space);
     unsigned long long none = ~0ULL, total = (unsigned long long)card->memory_bytes;
     bool clears = limits->soft == 0 && limits->hard == none;
+    if (nvml_divided(device))
+        return NVML_ERROR_NOT_SUPPORTED;
     if (geteuid() != 0)
         return NVML_ERROR_NO_PERMISSION;
     if (limits->soft > limits->hard || (!clears && limits->hard > total))

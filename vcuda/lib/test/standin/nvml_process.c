@@ -6,7 +6,7 @@
 enum { DETAIL_COMPUTE = 0 };
 
 struct user {
-    unsigned int pid;
+    unsigned int pid, gi, ci; /* of a MIG instance, else all bits */
     const struct slot *slot;
 };
 
@@ -22,7 +22,8 @@ static unsigned int users(nvmlDevice_t device, struct user list[CARD_SLOTS]) {
         const struct slot *slot = &device->hold.card->slot[index];
         int pid = slot->live ? card_holder(&device->hold, index) : -1;
         if (pid > 0 && listed_bytes(slot) > 0)
-            list[count++] = (struct user){(unsigned int)pid, slot};
+            list[count++] = (struct user){(unsigned int)pid, nvml_divided(device) ? NVML_MODEL_GI : ~0U,
+                                          nvml_divided(device) ? NVML_MODEL_CI : ~0U, slot};
     }
     return count;
 }
@@ -51,7 +52,7 @@ static void write_short(void *out, unsigned int at, const struct user *user) {
 }
 static void write_long(void *out, unsigned int at, const struct user *user) {
     ((nvmlProcessInfo_t *)out)[at] =
-        (nvmlProcessInfo_t){user->pid, (unsigned long long)listed_bytes(user->slot), ~0U, ~0U};
+        (nvmlProcessInfo_t){user->pid, (unsigned long long)listed_bytes(user->slot), user->gi, user->ci};
 }
 
 nvmlReturn_t model_nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count,
@@ -80,7 +81,7 @@ ALIAS(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlDeviceGetGraphicsRunningPr
 
 static void write_detail(void *out, unsigned int at, const struct user *user) {
     ((nvmlProcessDetail_t *)out)[at] =
-        (nvmlProcessDetail_t){user->pid, (unsigned long long)listed_bytes(user->slot), ~0U, ~0U, 0};
+        (nvmlProcessDetail_t){user->pid, (unsigned long long)listed_bytes(user->slot), user->gi, user->ci, 0};
 }
 nvmlReturn_t model_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *out) {
     if (!out)
@@ -129,6 +130,14 @@ static int64_t newest(const struct slot *slot, int64_t since_ns, int64_t now) {
     return 0;
 }
 
+/* Looked at and locked, where NVML has times of it. */
+static nvmlReturn_t look_at_times(nvmlDevice_t device) {
+    nvmlReturn_t result = nvml_find(device);
+    if (result == NVML_SUCCESS && nvml_divided(device))
+        return NVML_ERROR_NOT_SUPPORTED;
+    return result == NVML_SUCCESS ? nvml_look(device) : result;
+}
+
 struct load {
     unsigned int pid, percent;
     unsigned long long time_us;
@@ -153,7 +162,7 @@ nvmlReturn_t model_nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProc
     struct load found[CARD_SLOTS];
     if (!count)
         return NVML_ERROR_INVALID_ARGUMENT;
-    nvmlReturn_t result = nvml_look(device);
+    nvmlReturn_t result = look_at_times(device);
     if (result != NVML_SUCCESS)
         return result;
     unsigned int have = loads(device, since_us, found), room = *count;
@@ -173,7 +182,7 @@ nvmlReturn_t model_nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nv
     struct load found[CARD_SLOTS];
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
-    nvmlReturn_t result = nvml_look(device);
+    nvmlReturn_t result = look_at_times(device);
     if (result != NVML_SUCCESS)
         return result;
     unsigned int have = loads(device, out->since_us, found), room = out->count;
@@ -192,7 +201,7 @@ nvmlReturn_t model_nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned 
                                         unsigned int *count, nvmlSample_t *out) {
     if (!count || !value_type || (type != 1 && type != 2))
         return NVML_ERROR_INVALID_ARGUMENT;
-    nvmlReturn_t result = nvml_look(device);
+    nvmlReturn_t result = look_at_times(device);
     if (result != NVML_SUCCESS)
         return result;
     int64_t last = now_ns() / BUCKET_NS - 1, first = last - CARD_BUCKETS + 2, since = nvml_monotonic_ns(since_us);
