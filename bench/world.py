@@ -33,6 +33,7 @@ from vcuda.page.layout import uuid_text
 from vcuda.page.limits import read_limits
 
 NODE = "bench"
+PATIENCE = 300.0  # seconds for an agent to come up; the time only ends the wait for what never comes
 
 
 class World:
@@ -65,7 +66,7 @@ class World:
         self.kubelet.start()
         self.start_agent()
         node = self.api.get("nodes", NODE)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while node is None or INVENTORY not in (node["metadata"].get("annotations") or {}):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no inventory was published; see {self.log}")
@@ -128,7 +129,7 @@ class World:
 
     def await_devices(self) -> None:
         """Until both resources are allocatable."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while not all(self.kubelet.allocatable().get(r, 0) for r in (CORE, MEMORY)):
             if time.monotonic() > deadline or (self.agent is not None and self.agent.poll() is not None):
                 raise RuntimeError(f"the agent did not register: {self.log.read_text()[-2000:]}")

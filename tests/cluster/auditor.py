@@ -213,7 +213,8 @@ def page_file(pid: int) -> tuple[int, int] | None:
 
 def running(cluster: Cluster) -> Iterator[Running]:
     """Every container of the node that was given cards and has a process now."""
-    capacity = {str(card.uuid): card.capacity(DEFAULT_UNIT).memory for card in cluster.cards}
+    cards = (*cluster.cards, *cluster.divided)
+    capacity = {str(card.uuid): card.capacity(DEFAULT_UNIT).memory for card in cards}
     for path in hierarchy().glob(f"{layout.CGROUP}/**/pod*/*/cgroup.procs"):
         with contextlib.suppress(OSError, IndexError, struct.error, ValueError):  # it ends while we look
             pid = int(path.read_text("utf-8").split()[0])
@@ -287,18 +288,20 @@ def compare(one: Held, books: Books) -> Iterator[str]:
     copied = decoded.containers.get(one.name) if decoded is not None else None
     admitted = ledger
     if one.answered is not None:
-        admitted = frozenset((uuid, one.cores, one.units * DEFAULT_UNIT) for uuid, _, _ in ledger)
+        parts = len(ledger)
+        was = one.cores // parts, one.units * DEFAULT_UNIT // parts
+        admitted = frozenset((uuid, *was) for uuid, _, _ in ledger)
     if copied != admitted:
         yield f"{one}: the checkpoint's copy says {copied}, the ledger {ledger}"
-    prefixes = {uuid.removeprefix("GPU-")[:8] for uuid, _, _ in ledger}
+    prefixes = {uuid.removeprefix("MIG-").removeprefix("GPU-")[:8] for uuid, _, _ in ledger}
     for ids in filter(None, (cores, units)):
         if {i.partition("-")[0] for i in ids} != prefixes:
             yield f"{one}: ids of {sorted({i.partition('-')[0] for i in ids})}, cards {sorted(prefixes)}"
-    if one.cores < 100:
+    if cores_now < 100 * len(ledger):  # a part of each of its cards
         in_force = limits_in_force(one)
         if in_force != ledger:
             yield f"{one}: limits in force {in_force}, in the ledger {ledger}"
-        if {share[2] for share in ledger} != {bytes_now}:
+        if {share[2] * len(ledger) for share in ledger} != {bytes_now}:
             yield f"{one}: asks for {bytes_now} bytes, the ledger has {ledger}"
     shown = cards_shown(process_of(one))
     if shown != {share[0] for share in ledger}:
@@ -328,7 +331,7 @@ def overcommitted(cluster: Cluster, books: Books) -> Iterator[str]:
         ]
         cores, size = (max(sum(h[at] for h in phase) for phase in phases) for at in (2, 3))
         booked[uuid].append((cores, size))
-    for card in cluster.cards:
+    for card in (*cluster.cards, *cluster.divided):
         cores, size = (sum(pair[at] for pair in booked[card.uuid]) for at in (0, 1))
         if cores > 100 or size > card.memory - card.reserved:
             yield f"card {card.index}: {cores} cores and {size} bytes are booked"

@@ -31,6 +31,8 @@ from tests.cluster.periods import chosen
 from tests.cluster.pki import Pki
 
 PROFILE: Final = "a100x8"
+DIVIDED: Final = "mig-h200"
+"""Two cards divided into eleven MIG instances beside a whole one, for the tests of instances."""
 HIERARCHIES: Final = Path("/sys/fs/cgroup")
 _HERE: Final = Path(__file__).resolve().parent
 _STOP_SECONDS: Final = 10.0  # then it is killed, as a supervisor does
@@ -69,6 +71,12 @@ class Cluster:
         """The node's simulated cards, as the agent makes them."""
         return tuple(s.card for s in SimulatedCards.named(PROFILE, node=layout.NODE).list())
 
+    @cached_property
+    def divided(self) -> tuple[Card, ...]:
+        """The cards of a node of :data:`DIVIDED`, instances among them, as the agent makes them."""
+        found = SimulatedCards.named(DIVIDED, node=layout.NODE, instances=lambda: True)
+        return tuple(state.card for state in found.list())
+
     # Life.
 
     def up(self, product: Path = PRODUCT) -> None:
@@ -94,7 +102,7 @@ class Cluster:
         native = find_native_libraries()
         if native.client is None or native.driver is None:
             raise MissingError("the stand-in driver is not built: make setup")
-        archives = images.make(parts, native, self.cards, self.scratch / "images")
+        archives = images.make(parts, native, (*self.cards, *self.divided), self.scratch / "images")
         if not product.exists():
             raise MissingError("the image is not built: make image")
         self.pki.make(layout.SERVER, layout.NODE, ("127.0.0.1", layout.ADDRESS, layout.SERVICE))

@@ -26,7 +26,9 @@ _COPY: Final = 4096  # bytes of one of the two copies of a limits page
 _HEADER: Final = struct.Struct(
     "<8sHHIQIHHI"
 )  # magic, major, minor, crc, generation, size, header, card, count
-_CARD: Final = struct.Struct("<16sQ24xI36xI")  # UUID, memory limit, core limit x 256, mode: up to that field
+_CARD: Final = struct.Struct(
+    "<16sQ24xI36xII"
+)  # UUID, memory limit, core limit x 256, mode, how a MIG instance is named: up to that field
 _MEMORY_LIMITED, _CORES_LIMITED = 1, 2
 _POLYNOMIAL: Final = 0x82F63B78  # CRC-32C, reflected
 
@@ -129,11 +131,11 @@ def limits(image: bytes) -> Shares:
         rows = (_CARD.unpack_from(copy, header + at * length) for at in range(count))
         found[generation] = frozenset(
             (
-                f"GPU-{uuid.UUID(bytes=card)}",
+                f"{'MIG' if instance else 'GPU'}-{uuid.UUID(bytes=card)}",
                 (cores >> 8) if mode & _CORES_LIMITED else 0,
                 size_ if mode & _MEMORY_LIMITED else 0,
             )
-            for card, size_, cores, mode in rows
+            for card, size_, cores, mode, instance in rows
         )
     if not found:
         raise ValueError("neither copy of the limits page is valid")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from gpu_manager.domain.contract import CORE
+from gpu_manager.domain.contract import CARDS, CORE
 from tests.cluster import auditor, product
 from tests.cluster.cluster import Cluster
 from tests.cluster.parts import ROOT
-from tests.cluster.pods import Pods, cards_of, container, pod, sidecar
+from tests.cluster.pods import Pods, cards_of, container, pod, run_client, sidecar
 
 
 def test_the_readmes_pod_runs_as_it_is_written(cluster: Cluster, pods: Pods) -> None:
@@ -93,6 +93,30 @@ def test_mixed_sizes_at_once(cluster: Cluster, pods: Pods) -> None:
     ]
     pods.run(*(pod(f"mixed-{i}", container("c", *size)) for i, size in enumerate(sizes)))
     auditor.settled(cluster)
+
+
+def test_a_container_has_halves_of_two_cards(cluster: Cluster, pods: Pods) -> None:
+    """Tensor parallelism of two: one container, a limit on each card, and what is left goes to others."""
+    pods.run(pod("ring", container("c", 100, 40), annotations={CARDS: "2"}))
+    auditor.settled(cluster)
+    [ring] = auditor.containers(cluster)
+    limits = auditor.limits_in_force(ring) or frozenset()
+    assert len(limits) == 2
+    assert {share[1:] for share in limits} == {(50, 20 << 28)}
+    said = run_client(pods, "ring", "info")
+    assert ", 2 cards\n" in said, said
+    assert said.count("/   5120MiB") == 2, said
+    for card in ("0", "1"):
+        said = run_client(pods, "ring", "alloc-to-limit", "--card", card)
+        assert "5120" in said, said
+    pods.run(*(pod(f"half-{i}", container("c", 50, 20)) for i in range(2)))
+    auditor.settled(cluster)
+    both = {card for i in range(2) for card in cards_of(pods.get(f"half-{i}"), "c")}
+    assert both == set(cards_of(pods.get("ring"), "c")), "its halves are the fullest rooms that fit"
+    product.kill_held_agent(cluster)
+    auditor.settled(cluster)
+    pods.delete("ring")
+    auditor.settled(cluster, 90)
 
 
 @pytest.mark.case(36)
