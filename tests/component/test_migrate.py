@@ -300,7 +300,7 @@ def test_configurations_that_differ_leave_the_pod_as_it_was(
     ("arguments", "code", "says"),
     [
         (["gpu-manager/exported-pod.yaml"], 0, "everything has its equivalent"),
-        (["hami/fraction.yaml", "nvidia/mig.yaml"], 1, "1 refused"),
+        (["hami/fraction.yaml", "shapes/mig-refused.yaml"], 1, "4 refused"),
         (["nvidia/turn.yaml", "--replicas", "4"], 2, "--replicas needs --card-memory"),
         (["hami/percentage.yaml", "--card-memory", "forty"], 2, "use whole bytes"),
         (["hami/fraction.yaml", "--card-memory", "1"], 2, "use whole bytes from 1Mi to 1Ti, such as 40Gi"),

@@ -47,6 +47,19 @@ CASES: Final = (
     Case(
         "kai/runai.yaml", "Run:ai: dynamic fractions", ((25, 39),), ("gpu-fraction-limit", "runai/queue"), _40
     ),
+    Case("nvidia/mig.yaml", "NVIDIA's plugin: MIG, mixed strategy", ((100, WHOLE),)),
+    Case("shapes/mig-mixed.yaml", "NVIDIA's plugin: MIG, both strategies", ((100, WHOLE), (100, WHOLE))),
+    Case(
+        "shapes/mig-refused.yaml",
+        "NVIDIA's plugin: MIG, what is not translated",
+        (),
+        (
+            "nvidia.com/mig-1g.5gb ",
+            "nvidia.com/gpu",
+            "nvidia.com/mig-1g.5gb.shared",
+            "nvidia.com/mig-1c.2g.10gb",
+        ),
+    ),
     Case("shapes/kserve-pytorch.yaml", "KServe: TorchServe on a GPU", ((100, WHOLE),)),
     Case("shapes/kserve-model.yaml", "KServe: model format, and a transformer", ((10, 32),)),
     Case("shapes/kserve-runtime.yaml", "KServe: serving runtimes", ((60, 80),)),

@@ -25,6 +25,7 @@ from gpu_manager.domain.rules.unknown_names import OF_VPA
 from gpu_manager.domain.untrusted import mapping, mappings
 
 _BY_HAND = f"write {CORE} and {MEMORY} there by hand"
+_MIG = f"write {CORE}: 100 there by hand, and the profile into {GPU_MODEL}: instances are cards"
 _QUOTA = "pods no longer ask for it: see docs/quota.md for ours"
 _NODES = "a label of its nodes: pods find cards by what nodes offer"
 _RULE = "a metric that is not written any more: docs/monitoring lists ours"
@@ -71,7 +72,7 @@ _NAMES: Final = tuple(
     for pattern, advice in (
         *((re.escape(name), _advice(fate)) for name, fate in _FATES.items()),
         (r"nvidia\.com/gpu\.(?:product|family)\b", f"say it with the annotation {GPU_MODEL}, or keep GFD"),
-        (r"nvidia\.com/mig-[\w.-]+", "cards in MIG mode are left to NVIDIA's plugin"),
+        (r"nvidia\.com/mig-[\w.-]+", _MIG),
         (r"nvidia\.com/container\.[\w.-]+", _BY_HAND),
         (r"nvidia\.com/(?:gpu|vgpu|use-gpu|nouse-gpu)[\w.-]*", _BY_HAND),
         (r"nvidia\.com/(?:priority|numa-bind|mps\.capable|device-[\w.-]+)", _BY_HAND),

@@ -21,10 +21,12 @@ from gpu_manager.cli.kubectl.migrate.model import (
     fitting,
 )
 from gpu_manager.cli.kubectl.migrate.systems import MIG, PREDECESSOR, SYSTEMS, TIME_SLICING
+from gpu_manager.cli.kubectl.migrate.systems.nvidia import PRODUCT, product_of, profile_of_resource
 from gpu_manager.domain.contract import (
     CARDS,
     CORE,
     CORE_LIMIT,
+    GPU_MODEL,
     GPU_UUID,
     MEMORY,
     NO_VISIBLE_DEVICES,
@@ -32,6 +34,7 @@ from gpu_manager.domain.contract import (
     VISIBLE_ENV,
 )
 from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.mig import names_instances
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes, format_number, parse_quantity
 
 _GROUPS = ("initContainers", "containers")
@@ -61,10 +64,9 @@ class PodTemplate:
         translated.
         """
         names = {name for c in self._containers for limits in self._amounts(c) for name in limits}
-        for mig in sorted(name for name in names if name.startswith(MIG)):
-            raise RequestInvalid(f"{mig} asks for a MIG slice: cards in MIG mode are left to NVIDIA's plugin")
-        found = system or self._system(names)
-        if found is None or not (names & set(found.resources) or self._annotated(found)):
+        instances = self._instances({name for name in names if name.startswith(MIG)}, names)
+        found = system or self._system(names) or (TIME_SLICING if instances else None)
+        if found is None or not (names & set(found.resources) or self._annotated(found) or instances):
             return None
         self._check_annotated_container(found)
         for container in self._containers:
@@ -82,6 +84,55 @@ class PodTemplate:
                 "resourceClaims are left as they are: devices of a claim are not ours to share",
             )
         return self._findings
+
+    def _instances(self, asked: set[str], names: set[str]) -> bool:
+        """Translate requests for whole MIG instances; True if there are any.
+
+        Their profile goes into the annotation that allows models, which counts for the whole pod. Raises
+        RequestInvalid for what that cannot say, and for several instances in a container.
+        """
+        if not asked:
+            return False
+        profile = profile_of_resource(min(asked))
+        beside = sorted(names & {name for system in SYSTEMS for name in system.resources})
+        if len(asked) > 1 or beside:
+            raise RequestInvalid(
+                f"{', '.join([*sorted(asked), *beside])} in one pod: {GPU_MODEL}, which names the profile of "
+                "an instance, counts for all containers of a pod"
+            )
+        for container in self._containers:
+            if any(asked & set(amounts) for amounts in self._amounts(container)):
+                self._whole_instance(container, min(asked), profile)
+        self._name_profile(min(asked), profile)
+        return True
+
+    def _whole_instance(self, container: dict[str, Any], name: str, profile: str) -> None:
+        limits, requests = self._amounts(container)
+        shown = quoted(container.get("name"))
+        count = self._quantity(limits.get(name, requests.get(name)), name, container.get("name"))
+        if count > 1:
+            raise RequestInvalid(f"container {shown}: {name} is {format_number(count)}: a container gets one")
+        for amounts in (limits, requests):
+            amounts.pop(name, None)
+        if not requests:
+            container["resources"].pop("requests", None)
+        if count == 1:
+            self._shared = True
+            _made(container["resources"], "limits")[CORE] = CORES_PER_CARD
+            told = f"container {shown}: 100 cores, a whole instance of profile {profile} (was {name} 1)"
+            self._tell(FindingKind.CHANGED, told)
+
+    def _name_profile(self, name: str, profile: str) -> None:
+        """Write the allow list: with the card's product too, where a node selector names one."""
+        selectors = self._map(self._spec, "nodeSelector")
+        product = str(selectors.get(PRODUCT, ""))
+        wanted = profile
+        if product and not names_instances(product):
+            wanted = f"{product_of(product)}-MIG-{profile}"
+            selectors.pop(PRODUCT)
+            if not selectors:
+                del self._spec["nodeSelector"]
+        self._annotate(Becomes(GPU_MODEL), name, "1", wanted)
 
     def _system(self, names: set[str]) -> System | None:
         annotations = self._annotations

@@ -5,7 +5,7 @@ Names and meanings are those of the projects' documentation and source as of mid
 
 from typing import Final
 
-from gpu_manager.cli.kubectl.migrate.systems.nvidia import TIME_SLICING
+from gpu_manager.cli.kubectl.migrate.systems.nvidia import MIG, TIME_SLICING
 from gpu_manager.cli.kubectl.migrate.systems.others import (
     GPUSHARE,
     HAMI,
@@ -16,6 +16,5 @@ from gpu_manager.cli.kubectl.migrate.systems.others import (
 )
 
 SYSTEMS: Final = (PREDECESSOR, GPUSHARE, VGPU_MANAGER, HAMI, VOLCANO, KAI, TIME_SLICING)
-MIG: Final = "nvidia.com/mig-"
 
 __all__ = ["MIG", "PREDECESSOR", "SYSTEMS", "TIME_SLICING"]

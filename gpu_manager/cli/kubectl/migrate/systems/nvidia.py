@@ -16,6 +16,8 @@ from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.other_plugins import SlicedCard, shared_cards
 from gpu_manager.domain.resources import CORES_PER_CARD, format_number
 
+MIG: Final = "nvidia.com/mig-"
+PRODUCT: Final = "nvidia.com/gpu.product"
 _GPU, _SHARED = NVIDIA, "nvidia.com/gpu.shared"
 _MPS_PERCENT, _MPS_MEMORY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _MPS_SIZES: Final = {"G": 1 << 30, "M": 1 << 20, "K": 1 << 10}
@@ -89,7 +91,25 @@ def _pinned(text: str) -> Fraction:
     return Fraction(sizes.pop())
 
 
-def _product(text: str) -> str:
+def profile_of_resource(name: str) -> str:
+    """Return the MIG profile of a resource of NVIDIA's plugin: ``nvidia.com/mig-1g.10gb.me`` → ``1g.10gb+me``.
+
+    Raises RequestInvalid for instances that are shared by turns, and for what is no profile.
+    """
+    text = name.removeprefix(MIG)
+    if text.endswith(".shared"):
+        raise RequestInvalid(
+            f"{name} is a turn on a MIG instance: ask for a part of one by {CORE} and {MEMORY}, and name its "
+            f"profile in {GPU_MODEL}"
+        )
+    found = re.fullmatch(r"([0-9]+g\.[0-9]+gb)((?:\.[a-z][a-z0-9]*)*)", text)
+    if found is None:
+        raise RequestInvalid(f"{name} names no profile of whole MIG instances, such as {MIG}1g.5gb")
+    return found[1] + found[2].replace(".", "+", 1)
+
+
+def product_of(text: str) -> str:
+    """Return the model of a value of the node label for products."""
     return text.removesuffix("-SHARED").removeprefix("NVIDIA-")
 
 
@@ -101,7 +121,7 @@ TIME_SLICING: Final = model.System(
     resources=(_GPU, _SHARED),
     share=_nvidia,
     selectors={
-        "nvidia.com/gpu.product": model.Becomes(GPU_MODEL, change=_product, note=MODEL_NOTE),
+        PRODUCT: model.Becomes(GPU_MODEL, change=product_of, note=MODEL_NOTE),
         "nvidia.com/gpu.sharing-strategy": model.Needless(_ITS_PLUGIN),
         "nvidia.com/gpu.replicas": model.Needless(_ITS_PLUGIN),
         "nvidia.com/device-plugin.config": model.Needless(_ITS_PLUGIN),
