@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_manager.adapters.kube.agents import is_agent
+from gpu_manager.domain.cluster.node_json import mig_words
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import format_bytes
 from sandbox.simulated_cluster import Sandbox
@@ -91,7 +92,7 @@ def look(sandbox: Sandbox) -> Picture:
     except NodeUnready as error:
         return Picture((), pods, str(error))
     notes = {f"{p['metadata']['namespace']}/{p['metadata']['name']}": _notes(p) for p in objects}
-    return Picture(tuple(_card(card, notes) for card in graph["cards"]), pods)
+    return Picture(tuple(_card(card, notes, graph["cards"]) for card in graph["cards"]), pods)
 
 
 def _notes(pod: Mapping[str, Any]) -> Mapping[str, str]:
@@ -104,20 +105,22 @@ def _notes(pod: Mapping[str, Any]) -> Mapping[str, str]:
     return dict.fromkeys(done, ", ended: the app's share now")
 
 
-def _card(card: Mapping[str, Any], notes: Mapping[str, Mapping[str, str]]) -> CardRow:
+def _card(
+    card: Mapping[str, Any], notes: Mapping[str, Mapping[str, str]], cards: Sequence[Mapping[str, Any]]
+) -> CardRow:
     states = [
         word
         for word, holds in (
             (f"unhealthy: {card['reason']}", not card["healthy"]),
             ("cordoned", card["cordoned"]),
-            ("MIG", card["mig"]),
+            (mig_words(card, cards) if card["mig"] else "", card["mig"]),
         )
         if holds
     ]
     return CardRow(
         index=int(card["index"]),
         model=str(card["model"]),
-        cores=100 - int(card["cores_free"]),
+        cores=0 if card["mig"] else 100 - int(card["cores_free"]),
         memory=int(card["memory"]),
         memory_booked=int(card["memory"]) - int(card["memory_free"]),
         state=", ".join(states),

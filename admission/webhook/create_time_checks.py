@@ -187,13 +187,14 @@ def _never(
     known_cards = [(v.node.unit, s.card) for v in kinds for s in v.node.cards]
     allowed = [one for one in known_cards if request.allows_model(one[1].model)] or known_cards
     size, model = max((card.capacity(unit).memory, card.model) for unit, card in allowed)
-    most = max(len(v.node.cards) for v in kinds)
+    suited = (sum(not s.card.mig and request.allows_model(s.card.model) for s in v.node.cards) for v in kinds)
+    most = max(suited) or max(len(v.node.cards) for v in kinds)
     together = max(most_together(v.node.topology, v.node.cards) for v in kinds)
     single = f"one container gets {together} of them at most (the kubelet's policy {NumaPolicy.SINGLE.value})"
     models = sorted({printable(s.card.model) for v in kinds for s in v.node.cards})
     parts = [
         f"the largest card has {format_bytes(size)} ({printable(model)})",
-        f"a node has {most} cards at most",
+        f"a node has {most} card{'s' * (most != 1)} at most",
         *([_CLOSED] if not all(s.healthy and not s.cordoned for v in kinds for s in v.node.cards) else []),
         *([single] if all(v.node.topology.numa_policy is NumaPolicy.SINGLE for v in kinds) else []),
         *([f"models are {', '.join(models[:8])}"] if request.models else []),

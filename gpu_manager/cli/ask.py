@@ -6,7 +6,7 @@ import json
 from typing import Annotated, Any
 
 from gpu_manager.cli.output import TABLE, Printing, coloured, columns
-from gpu_manager.domain.cluster.node_json import held_words
+from gpu_manager.domain.cluster.node_json import held_words, mig_words
 from gpu_manager.domain.contract import DRA_DRIVER, HTTP_PORT
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
 from gpu_manager.domain.resources import format_bytes
@@ -87,6 +87,8 @@ def _show_cards(cards: list[dict[str, Any]]) -> None:
     rows, colours = [], [""]
     for card in cards:
         first, *others = [_holder(h) for h in card["holders"]] or ["idle"]
+        if card["mig"] and not card["holders"]:
+            first = mig_words(card, cards)
         rows.append((str(card["index"]), card["model"], _free(card), _state(card), first))
         rows += [("", "", "", "", holder) for holder in others]
         colours += ["red" if _state(card) not in ("open", held_words(DRA_DRIVER)) else ""] * (1 + len(others))
@@ -97,7 +99,7 @@ def _show_cards(cards: list[dict[str, Any]]) -> None:
 
 def _state(card: dict[str, Any]) -> str:
     if card["mig"]:
-        return "MIG, left alone"
+        return "MIG mode"
     if not card["healthy"]:
         return f"unhealthy: {card['reason']}"
     if card["cordoned"]:
@@ -106,6 +108,8 @@ def _state(card: dict[str, Any]) -> str:
 
 
 def _free(card: dict[str, Any]) -> str:
+    if card["mig"]:
+        return "no share"
     if not card.get("open", True) and _state(card) != held_words(DRA_DRIVER):
         return "0 cores, 0 B"
     return f"{card['cores_free']} cores, {format_bytes(card['memory_free'])}"

@@ -65,6 +65,9 @@ const CLAIMS = "vcuda.tencent.com"; // who gives a card away by ResourceClaims
 
 export const by_claims = (card) => card.held === CLAIMS;
 
+// The MIG instances, cards of their own, into which a card of the node is divided; none where they are not given.
+export const instances = (node, card) => (card.mig ? node.cards.filter((one) => one.parent === card.uuid) : []);
+
 // Why nothing new is placed on the card, as a word; "" if it is open, to pods or to claims.
 export function closed(card) {
   if (!card.healthy) return "unhealthy";
@@ -97,14 +100,14 @@ export function figures(card) {
   let found = facts.get(card);
   if (!found) {
     const started = running(card).filter((holder) => !holder.planned);
-    const booked = (100 - card.cores_free) / 100;
+    const booked = card.mig ? null : (100 - card.cores_free) / 100; // a card in MIG mode has no shares of its own
     const memory_used = sum(started, (holder) => holder.memory_used);
     found = {
       booked,
       used: sum(started, (holder) => holder.core_used),
-      memory: card.memory ? (card.memory - card.memory_free) / card.memory : 0,
+      memory: card.mig ? null : card.memory ? (card.memory - card.memory_free) / card.memory : 0,
       memory_used: memory_used === null || !card.memory ? null : memory_used / card.memory,
-      stranded: closed(card) || booked === 0 ? 0 : Math.max(0, card.cores_free) / 100, // free, on a card that is in use
+      stranded: closed(card) || !booked ? 0 : Math.max(0, card.cores_free) / 100, // free, on a card that is in use
       closed: closed(card),
     };
     facts.set(card, found);
@@ -118,17 +121,18 @@ const sums = new WeakMap();
 export function totals(node) {
   let found = sums.get(node);
   if (!found) {
-    const open = node.cards.filter((card) => !closed(card));
+    const cards = node.cards.filter((card) => !instances(node, card).length); // these count instead of it
+    const open = cards.filter((card) => !closed(card));
     const free = open.reduce((total, card) => total + Math.max(0, card.cores_free), 0);
     const stranded = open.reduce((total, card) => total + 100 * figures(card).stranded, 0);
     const holders = node.cards.flatMap(running);
     const measured = holders.filter((holder) => holder.core_used !== null);
     found = {
-      cards: node.cards.length,
-      closed: node.cards.length - open.length,
-      booked: node.cards.reduce((total, card) => total + 100 - card.cores_free, 0),
-      memory: node.cards.reduce((total, card) => total + card.memory, 0),
-      memory_booked: node.cards.reduce((total, card) => total + card.memory - card.memory_free, 0),
+      cards: cards.length,
+      closed: cards.length - open.length,
+      booked: cards.reduce((total, card) => total + (card.mig ? 0 : 100 - card.cores_free), 0),
+      memory: cards.reduce((total, card) => total + card.memory, 0),
+      memory_booked: cards.reduce((total, card) => total + card.memory - card.memory_free, 0),
       free,
       stranded,
       fragmentation: free ? stranded / free : null,
@@ -188,6 +192,7 @@ export function by_model(model) {
   const found = new Map();
   for (const node of model.nodes.values())
     for (const card of node.cards) {
+      if (instances(node, card).length) continue;
       if (!found.has(card.model)) found.set(card.model, { model: card.model, cards: 0, memory: card.memory, closed: 0, booked: 0, used: 0, measured: 0 });
       const one = found.get(card.model);
       one.cards += 1;

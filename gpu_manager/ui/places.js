@@ -1,7 +1,7 @@
 // One node, one card, one pod.
 import { Asked, asked } from "./asked.js";
 import { Bar, Component, Copy, DAY, Pairs, PodLink, State as Runs, Swatch, Table, age, colours, cores, gib, html, link, named, percent, priority_of, resize, state_of, time } from "./parts.js";
-import { by_claims, figures, running, totals } from "./model.js";
+import { by_claims, figures, instances, running, totals } from "./model.js";
 import { History } from "./history.js";
 import { WORDS } from "./overview.js";
 import { local } from "./sentences.js";
@@ -24,7 +24,7 @@ export function Node({ model, args, source, params }) {
     ]} />
     <${Kept} kept=${node.kept} />
     <p class="legend"><span><b class="key used"></b> ${t("used now")}</span><span><b class="key booked"></b> ${t("booked")}</span><span><b class="key free"></b> ${t("free")}</span></p>
-    <div class="cards">${node.cards.map((card) => html`<${CardBox} key=${card.uuid} card=${card} words=${t("Cards")} />`)}</div>
+    <div class="cards">${node.cards.map((card) => html`<${CardBox} key=${card.uuid} card=${card} node=${node} words=${t("Cards")} />`)}</div>
     <${History} ...${{ model, source, params }} subject="node" name=${node.node} most=${1} names=${(one) => cardName(node.cards, one.uuid)} />
     <${Links} node=${node} />`;
 }
@@ -59,31 +59,39 @@ class CardBox extends Component {
     return next.card !== this.props.card || next.words !== this.props.words;
   }
 
-  render({ card }) {
+  render({ card, node }) {
     const hues = colours(card.holders);
-    const label = t("card {0}, {1}: {2} of 100 cores and {3} of {4} booked", card.index, card.model, 100 - card.cores_free, gib(card.memory - card.memory_free), gib(card.memory));
+    const label = card.mig ? `${t("Card {0}", card.index)}, ${card.model}` : t("card {0}, {1}: {2} of 100 cores and {3} of {4} booked", card.index, card.model, 100 - card.cores_free, gib(card.memory - card.memory_free), gib(card.memory));
     return html`<article class=${figures(card).closed ? "card dim" : "card"} aria-label=${label}>
       <h2><a href=${link(["card", card.uuid])}>${t("Card {0}", card.index)}</a></h2>
       <p class="facts">${card.model} <code>${card.uuid}</code><${Copy} text=${card.uuid} /></p>
-      <${State} card=${card} /><${Bars} card=${card} />
+      <${State} card=${card} node=${node} /><${Bars} card=${card} />
       ${card.holders.length ? html`<ul>${card.holders.map((holder, at) => html`<li key=${at + named(holder)} style=${{ "--hue": hues.get(holder) }}><b aria-hidden="true"></b>
         <span><${PodLink} holder=${holder} />${[priority_of(holder), state_of(holder)].filter(Boolean).map((word) => ` (${word})`)}</span>
         <em>${t("{0} of {1} cores, {2} of {3}", cores(holder.core_used), holder.cores, memory(holder), gib(holder.memory))}</em></li>`)}</ul>`
-        : html`<p class="none">${t("idle")}</p>`}</article>`;
+        : card.mig ? null : html`<p class="none">${t("idle")}</p>`}</article>`;
   }
 }
 
 const refusals = (holder) => (typeof holder.refusals === "number" ? t("{0} times", holder.refusals) : "–");
 const memory = (holder) => (holder.memory_used === null ? "–" : gib(holder.memory_used));
 
-function State({ card }) {
+// The instances of a divided card, each with its link.
+function Divided({ node, card }) {
+  const found = instances(node, card);
+  if (!found.length) return t("in MIG mode: no share of the card itself, and its instances are not given here");
+  return html`${t("divided into MIG instances, no share of the card itself:")} ${found.map((one) => html`<a key=${one.uuid} href=${link(["card", one.uuid])}>${one.index}</a> `)}`;
+}
+
+function State({ card, node }) {
   const { closed } = figures(card);
   if (!closed) return by_claims(card) ? html`<p class="facts">${t("given by ResourceClaims")}</p>` : null;
-  const text = { lent: t("given away whole as {0}", card.held), unhealthy: t("unhealthy: {0}", local(card.reason) || t("no reason given")), mig: t("in MIG mode: left alone"), cordoned: t("cordoned: nothing new is placed here"), closed: local(card.reason) || t(WORDS.closed) };
+  const text = { lent: t("given away whole as {0}", card.held), unhealthy: t("unhealthy: {0}", local(card.reason) || t("no reason given")), mig: html`<${Divided} node=${node} card=${card} />`, cordoned: t("cordoned: nothing new is placed here"), closed: local(card.reason) || t(WORDS.closed) };
   return html`<p class=${closed === "unhealthy" ? "state" : "state closed"}>${text[closed]}</p>`;
 }
 
 function Bars({ card }) {
+  if (card.mig) return null;
   const holders = running(card);
   const hues = colours(card.holders);
   const part = (holder, share, used) => ({ share, used, hue: hues.get(holder), planned: holder.planned, title: named(holder) });
@@ -100,14 +108,17 @@ export function Card({ model, args, source, params }) {
   const now = figures(card);
   const hues = colours(card.holders);
   return html`<h1 tabindex="-1">${t("Card {0}", card.index)} <small><a href=${link(["node", node.node])}>${node.node}</a></small></h1>
-    <${State} card=${card} />
+    <${State} card=${card} node=${node} />
     <${Pairs} rows=${[
       [t("Model"), card.model],
+      ...(card.parent ? [[t("MIG instance of"), html`<a href=${link(["card", card.parent])}>${cardName(node.cards, card.parent)[1]}</a>`]] : []),
       ["UUID", html`<code>${card.uuid}</code><${Copy} text=${card.uuid} />`],
-      [t("Cores booked"), percent(now.booked)],
-      [t("Cores used"), percent(now.used)],
-      [t("Memory booked"), t("{0} of {1}", gib(card.memory - card.memory_free), gib(card.memory))],
-      [t("Memory used"), percent(now.memory_used)],
+      ...(card.mig ? [] : [
+        [t("Cores booked"), percent(now.booked)],
+        [t("Cores used"), percent(now.used)],
+        [t("Memory booked"), t("{0} of {1}", gib(card.memory - card.memory_free), gib(card.memory))],
+        [t("Memory used"), percent(now.memory_used)],
+      ]),
     ]} />
     <${Bars} card=${card} />
     <h2>${t("Health events")}</h2>

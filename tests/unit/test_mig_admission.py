@@ -106,7 +106,7 @@ def test_an_older_service_gives_no_instance_to_anybody() -> None:
     for obj in (pod("a", 30, 8, annotations={GPU_MODEL: "H200"}), pod("b", 100, 0)):
         told = world.filter(obj)
         assert told["NodeNames"] == []
-        assert "in MIG mode, left alone" in str(told)
+        assert "in MIG mode: no share of the card itself" in str(told)
 
 
 def test_a_pod_that_no_instance_can_serve_is_told_at_creation() -> None:
@@ -167,6 +167,6 @@ def test_graph_says_of_which_card_an_instance_is() -> None:
     graph = node_json("n1", states, links, ledger, lambda *_: {})
     assert [card.get("parent") for card in graph["cards"]] == [None, None, DIVIDED.uuid, DIVIDED.uuid, None]
     first, _, instance, _, alone = node_text(graph).splitlines()[1:]
-    assert "divided into MIG instances" in first
+    assert first.endswith("no share of the card itself, divided into MIG instances: cards 100, 101")
     assert f"card 100 ({MODEL}, {SLICE}): 100 of 100 cores free, 18 GiB of 18 GiB free" in instance
-    assert "MIG (left alone)" in alone
+    assert alone.endswith("no share of the card itself, in MIG mode: its instances are not given here")

@@ -114,6 +114,14 @@ def held_words(held: str) -> str:
     return "given by ResourceClaims" if held == DRA_DRIVER else f"given away whole as {held}"
 
 
+def mig_words(card: Mapping[str, Any], cards: Iterable[Mapping[str, Any]]) -> str:
+    """A phrase for a card in MIG mode, from the JSON of its node's cards: the numbers of its instances."""
+    found = [str(one["index"]) for one in cards if one.get("parent") == card["uuid"]]
+    if not found:
+        return "in MIG mode: its instances are not given here"
+    return f"divided into MIG instances: card{'s' * (len(found) > 1)} {', '.join(found)}"
+
+
 def _stranded(graph: Mapping[str, Any]) -> str:
     room = graph.get("stranded")
     return f"; {Amount(**room)} free without device ids: pods that shrank keep theirs" if room else ""
@@ -136,13 +144,11 @@ def node_text(graph: Mapping[str, Any]) -> str:
                 f"{until}"
             )
         )
-    divided = {card.get("parent") for card in graph["cards"]}
     for card in graph["cards"]:
         reason = f": {card['reason']}" if card["reason"] else ""
         state = "" if card["healthy"] else f", unhealthy{reason}"
         state += ", cordoned" if card["cordoned"] else ""
-        if card["mig"]:
-            state += ", divided into MIG instances" if card["uuid"] in divided else ", MIG (left alone)"
+        state += f", {mig_words(card, graph['cards'])}" if card["mig"] else ""
         held = card.get("held", "")
         by_claims = held == DRA_DRIVER and card["healthy"] and not card["cordoned"] and not card["mig"]
         state += f", {held_words(held)}" if held else ""
@@ -153,6 +159,8 @@ def node_text(graph: Mapping[str, Any]) -> str:
             f"{card['cores_free']} of {CORES_PER_CARD} cores free, "
             f"{format_bytes(card['memory_free'])} of {format_bytes(card['memory'])} free"
             if card["open"] or by_claims
+            else "no share of the card itself"
+            if card["mig"] and not card["holders"]
             else f"closed, {CORES_PER_CARD - card['cores_free']} of {CORES_PER_CARD} cores and "
             f"{format_bytes(card['memory'] - card['memory_free'])} of {format_bytes(card['memory'])} booked"
         )
