@@ -97,6 +97,28 @@ def test_each_view_has_an_address_and_says_what_the_cards_hold_and_what_waits(
 
 
 @NEEDS_A_BROWSER
+def test_a_divided_card_has_no_shares_of_its_own_and_leads_to_its_instances(
+    served: Served, page: Page
+) -> None:
+    whole = {"mig": True, "open": False, "cores_free": 0, "memory": 0, "memory_free": 0}
+    part = card(100, holder("notebook", 30), uuid="MIG-a", parent="GPU-0")
+    served.data = cluster(
+        node("n1", card(0, **whole), card(1, uuid="GPU-1", **whole), part, card(2, uuid="GPU-2"))
+    )
+    served.open(page, "node/n1", "document.querySelector('main h1')?.innerText == 'Node n1'")
+    text = page.text()
+    assert "divided into MIG instances, no share of the card itself: 100" in text
+    assert "in MIG mode: no share of the card itself, and its instances are not given here" in text
+    assert "30 of 300" in text, (
+        "three cards count: an instance, a card, and one whose instances are not given"
+    )
+    page.click(".state a")
+    page.wait("location.hash == '#/card/MIG-a'")
+    assert re.search(r"MIG instance of\s+Card 0", page.text())
+    assert page.complaints == []
+
+
+@NEEDS_A_BROWSER
 def test_what_others_wrote_stays_text_in_every_view(served: Served, page: Page) -> None:
     served.data = cluster(
         node(EVIL, card(0, holder(EVIL, 10), model=EVIL, healthy=False, reason=EVIL, uuid=EVIL)),
