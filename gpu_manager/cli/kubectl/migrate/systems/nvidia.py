@@ -92,7 +92,7 @@ def _pinned(text: str) -> Fraction:
 
 
 def profile_of_resource(name: str) -> str:
-    """Return the MIG profile of a resource of NVIDIA's plugin: ``nvidia.com/mig-1g.10gb.me`` → ``1g.10gb+me``.
+    """Return the MIG profile in a resource of NVIDIA's plugin: ``nvidia.com/mig-1g.5gb.me`` → ``1g.5gb+me``.
 
     Raises RequestInvalid for instances that are shared by turns, and for what is no profile.
     """
