@@ -217,9 +217,10 @@ class LeastFragmentation:
                     column.put(number, key, known[0][0], known[2])
             if column.prioritised or not column.keys:
                 return None
-            keys = list(column.keys.values())[-MOST_PRICED:]
+            # The next epoch prices those that this one knows, not only those near the least.
+            keys = list(column.keys.values())[-MOST_PRICED:] if priced else []
             found = column.totals(terms.prices, terms.kept, _most_cards(request))
-        if priced:  # the next epoch prices those that this one knows, not only those near the least
+        if priced:
             self._remember(request, keys)
         return found
 
