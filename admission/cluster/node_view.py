@@ -40,7 +40,7 @@ class NodeView(NodeBooks):
     which it is closed. ``constraints``, which kube-scheduler judges before it calls an extender, do not count
     for these numbers. ``ids``: the kubelet's count, if pods shrank; ``numa_ids``: the count by NUMA node, if
     containers hold ids of other nodes than their cards'. ``kept``: the pod for which the node is closed to
-    smaller pods.
+    smaller pods. ``prioritised``: a pod there has another priority than normal.
     """
 
     problem: str
@@ -54,6 +54,7 @@ class NodeView(NodeBooks):
     ids: KubeletIds | None = None
     numa_ids: NumaIds | None = None
     kept: KeptFor | None = None
+    prioritised: bool = False
 
     @property
     def host(self) -> HostResources:
@@ -137,6 +138,7 @@ def build_view(
         ids,
         numa,
         kept,
+        ledger.prioritised,
     )
 
 

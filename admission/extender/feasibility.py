@@ -187,6 +187,7 @@ class FeasibilityCheck:
             _take_off(own, self.used, self.protected)
         self._passed: dict[tuple[tuple[str, Amount], ...], Mapping[str, str]] = {}
         self.alike = not request.uuids and (quota is None or not quota.pools)
+        self._plain = self.alike and not self._own_node
         self.on_state: dict[int, Fit | Unfit] = shape.said if quota is None else {}
 
     def on(self, view: NodeView) -> Fit | Unfit:
@@ -200,6 +201,8 @@ class FeasibilityCheck:
 
     def is_like_others(self, view: NodeView) -> bool:
         """True if the answer for the node is that for all nodes of its state."""
+        if self._plain and view.kind:
+            return True
         if not self.alike or (self._own_node and view.name == self._own_node):
             return False
         return bool(view.kind) or not (view.problem or view.node.refused or view.nominated or view.kept)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,8 @@ _NOTHING: Final = -1  # cores of a card that takes no work, or that does not exi
 _TOTAL_BITS: Final = 16  # of a key: the node's free cores in all
 _MODEL_BITS: Final = 16
 _LEFT: Final = CORES_PER_CARD  # added, since under ``spread`` free cores are negative
+
+_state: Final = attrgetter("state")
 
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
@@ -107,14 +110,17 @@ class FreeCards:
 
     def _rows_of(self, views: Sequence[NodeView]) -> _Ints:
         try:
-            return np.fromiter((self._rows[view.state] for view in views), np.int64, len(views))
+            return self._known_rows(views)
         except KeyError:
             if len(self._rows) > _MOST_ROWS:
                 self._forget()
             for view in views:
                 if view.state not in self._rows:
                     self._add(view)
-            return np.fromiter((self._rows[view.state] for view in views), np.int64, len(views))
+            return self._known_rows(views)
+
+    def _known_rows(self, views: Sequence[NodeView]) -> _Ints:
+        return np.fromiter(map(self._rows.__getitem__, map(_state, views)), np.int64, len(views))
 
     def _add(self, view: NodeView) -> None:
         row, cards = len(self._rows), view.node.cards

@@ -23,6 +23,7 @@ SEVERAL: Final = 32  # nodes without a cached verdict, above which they are judg
 FITS: Final = 0
 CODES: Final = dict(enumerate(Unfit, 1))
 CODE_OF: Final = {no: code for code, no in CODES.items()}
+_CODE_BY_LABEL: Final = {no.value: code for code, no in CODES.items()}  # a text is hashed once
 
 Numbers = npt.NDArray[np.int32]
 Codes = npt.NDArray[np.uint8]
@@ -136,7 +137,7 @@ def judge_nodes(
 
 def code_of(answer: Fit | Unfit) -> int:
     """:data:`FITS`, or the code of the reason."""
-    return CODE_OF[answer] if isinstance(answer, Unfit) else FITS
+    return FITS if isinstance(answer, Fit) else _CODE_BY_LABEL[answer.value]
 
 
 def worked_out(found: Mapping[int, Fit | Unfit]) -> dict[int, Fit]:
@@ -218,11 +219,12 @@ def candidates(
             fits = promising(fits, keys[fits])
         fits = fits if totals is None else fits[:most]
     found: dict[int, tuple[NodeView, Fit]] = {}
+    on_state, like_others = check.on_state.get, check.is_like_others
     for number in (*near.tolist(), *fits.tolist()):
         view = views[number]
         if view is None:
             continue
-        fit = known.get(number) or (check.on_state.get(view.state) if check.is_like_others(view) else None)
+        fit = known.get(number) or (on_state(view.state) if like_others(view) else None)
         if fit is None or fit is SOMEWHERE:
             if most <= 0:
                 continue

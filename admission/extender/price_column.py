@@ -23,7 +23,7 @@ from gpu_manager.domain.score.multi_gpu_slots import KEPT, Loss
 _DIGITS: Final = 2
 _NEAR: Final = 0.02  # cores: totals are rounded to a hundredth, so the least lies within it
 
-_prioritised: Final = attrgetter("ledger.prioritised")
+_prioritised: Final = attrgetter("prioritised")
 
 Totals = npt.NDArray[np.float64]
 PriceKey = tuple[Fit, int | None, int]
