@@ -107,15 +107,15 @@ class Maker(Beside):
 
     def __init__(self, cluster: Cluster, books: Books, number: int, seed: int) -> None:
         super().__init__(f"maker {number}")
-        self.created = 0
+        self.created = self._tried = 0
         self._cluster, self._books, self._number = cluster, books, number
         self._pods = Pods(cluster)
         self._dice = random.Random(f"{seed} {number}")
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            name = f"other-{self._number}-{self.created}"
-            self.created += 1
+            name = f"other-{self._number}-{self._tried}"
+            self._tried += 1
             try:
                 self._one(name)
             except ApiError as error:
@@ -126,6 +126,7 @@ class Maker(Beside):
 
     def _one(self, name: str) -> None:
         self._pods.try_create(pod(name, container("c", self._dice.choice(_SHAPES), 4)))
+        self.created += 1  # while admission is away none is
         found = self._until(name, lambda one: "nodeName" in one["spec"])
         uid = found["metadata"]["uid"]
         self._books.names[uid] = name
