@@ -62,7 +62,7 @@ def beside_others(results: Mapping[str, Any]) -> Iterator[Row]:
     yield _cdi_off(results.get("cdi_off"))
     yield _other_cards(results.get("other_cards"))
     yield _lost_checkpoint(results.get("lost_checkpoint"))
-    yield from _agent_kills(results.get("agent_kills"))
+    yield from _agent_kills(results.get("agent_kills"), results.get("agent_terms"))
 
 
 def startup_joins(found: Mapping[str, Any] | None) -> Row:
@@ -241,8 +241,8 @@ def _lost_checkpoint(found: Mapping[str, Any] | None) -> Row:
     return Row(name, wrong, unit, bar, full=found["times"] >= ENOUGH_LOSSES, note=note)
 
 
-def _agent_kills(found: Mapping[str, Any] | None) -> Iterator[Row]:
-    """Rows of pods and Jobs while the agent ends."""
+def _agent_kills(found: Mapping[str, Any] | None, terms: Mapping[str, Any] | None) -> Iterator[Row]:
+    """Rows of pods and Jobs while the agent ends; ``terms`` are polite ends alone, told if they are more."""
     rows = (
         ("agent_ended_failed", "pods", "= 0"),
         ("agent_killed_failed", "pods a kill", "≤ 1"),
@@ -254,12 +254,13 @@ def _agent_kills(found: Mapping[str, Any] | None) -> Iterator[Row]:
             yield Row(name, None, unit, bar, note="never run: make cluster CMD=agent-kills")
         return
     ended, killed, whole, jobs = rows
-    full = found["terms"] >= ENOUGH_ROLLOUTS
-    note = f"{found['terms']} ends by SIGTERM, {found['created_terms']} pods created; {_on(found)}"
-    yield Row(ended[0], found["failed_terms"], *ended[1:], full=full, note=note)
+    most = max(found, terms or found, key=lambda one: int(one["terms"]))
+    full = most["terms"] >= ENOUGH_ROLLOUTS
+    note = f"{most['terms']} ends by SIGTERM, {most['created_terms']} pods created; {_on(most)}"
+    yield Row(ended[0], most["failed_terms"], *ended[1:], full=full, note=note)
     full = found["kills"] >= ENOUGH_ROLLOUTS
     note = f"{found['failed_kills']} of {found['created_kills']} pods at {found['kills']} kills; {_on(found)}"
-    each = round(found["failed_kills"] / found["kills"], 1) if found["kills"] else None
+    each = round(found["failed_kills"] / max(1, found["kills"]), 1)
     yield Row(killed[0], each, *killed[1:], full=full, note=note)
     if wholes := found.get("wholes"):
         failed, created = found["failed_wholes"], found["created_wholes"]
@@ -271,7 +272,6 @@ def _agent_kills(found: Mapping[str, Any] | None) -> Iterator[Row]:
         f"with backoffLimit 0 and 14 pods at a time, at {found['job_kills']} kills of the agent; "
         f"{found['job_pods']} of their pods succeeded; {_on(found)}"
     )
-    full = found["job_kills"] >= ENOUGH_ROLLOUTS
     yield Row(jobs[0], found["jobs_failed"], *jobs[1:], full=full, note=note)
 
 

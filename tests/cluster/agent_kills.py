@@ -2,15 +2,15 @@
 process, whose parent holds the registration, and by SIGKILL to all processes of its pod; how many pods fail by it, and
 how many Jobs that must not lose one?
 
-``python -m tests.cluster agent-kills [COUNT [terms|kills|wholes|jobs]]``: all four, or one of them alone. Runs of
-one image are added up. Rollouts are :mod:`tests.cluster.rollouts`.
+``python -m tests.cluster agent-kills [COUNT [terms]]``: all of them, or polite ends alone. Runs of one image are
+added up. Rollouts are :mod:`tests.cluster.rollouts`.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -21,7 +21,6 @@ from tests.cluster.rollouts import Rollouts, measure
 from tests.cluster.workloads import Workload
 
 KILLS: Final = 10
-ENDS: Final = ("terms", "kills", "wholes", "jobs")
 _PARALLEL: Final = 14
 _BETWEEN: Final = 8  # pods of the Job that succeed from one kill to the next
 
@@ -50,9 +49,9 @@ class AgentKills:
 
 
 def run(
-    cluster: Cluster, count: int, keep: Callable[[AgentKills], object], ends: Sequence[str] = ENDS
+    cluster: Cluster, count: int, keep: Callable[[AgentKills], object], *, terms_alone: bool = False
 ) -> AgentKills:
-    """So many ``ends`` of each kind; ``keep`` is called after each with what was counted so far."""
+    """So many ends of each kind; ``keep`` is called after each with what was counted so far."""
     result = AgentKills(record.image())
 
     def terms(found: Rollouts) -> None:
@@ -71,13 +70,12 @@ def run(
         )
         keep(result)
 
-    if "terms" in ends:
-        measure(cluster, count, 0, terms, end=_terminate)
-    if "kills" in ends:
-        measure(cluster, count, 0, kills, end=product.kill_held_agent)
-    if "wholes" in ends:
-        measure(cluster, count, 0, wholes, end=_kill_whole)
-    while "jobs" in ends and result.job_kills < count:
+    measure(cluster, count, 0, terms, end=_terminate)
+    if terms_alone:
+        return result
+    measure(cluster, count, 0, kills, end=product.kill_held_agent)
+    measure(cluster, count, 0, wholes, end=_kill_whole)
+    while result.job_kills < count:
         _job(cluster, count, result)
         keep(result)
     return result

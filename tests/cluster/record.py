@@ -1,7 +1,7 @@
 """What was last measured on the cluster, kept beside the code: bench/results/cluster.json.
 
 Each tool leaves its own result in ``build/cluster`` (the suite ``e2e.json``, the soak ``soak.json``, the starts
-``starts.json`` and ``claim_starts.json``, claims in waves ``claim_waves.json``, the rollouts ``rollouts.json`` and ``rollouts_backlog.json``, other ends of the agent ``agent_kills.json``, deletions at random moments
+``starts.json`` and ``claim_starts.json``, claims in waves ``claim_waves.json``, the rollouts ``rollouts.json`` and ``rollouts_backlog.json``, other ends of the agent ``agent_kills.json``, polite ones alone ``agent_terms.json``, deletions at random moments
 ``other_cards.json``, lost checkpoints ``lost_checkpoint.json``, nodes that join ``joins.json``, the second plugin ``double_offers.json``, CDI switched off
 ``cdi_off.json``, topology policies ``numa.json``, resizes ``resizes.json``, another line of Kubernetes ``e2e-1.33.json``);
 ``python -m tests.cluster record`` puts them together. What was never run stays out.
@@ -29,6 +29,7 @@ KINDS: Final = (
     "rollouts",
     "rollouts_backlog",
     "agent_kills",
+    "agent_terms",
     "other_cards",
     "lost_checkpoint",
     "joins",

@@ -129,14 +129,14 @@ def test_pods_that_fail_as_the_agent_ends_are_told_for_each_way_to_end_it() -> N
     assert (whole.figure, whole.full, whole.holds) == (1.5, True, False)
 
 
-def test_ends_of_one_kind_alone_leave_the_others_without_a_figure_and_add_up() -> None:
+def test_polite_ends_alone_add_up_and_are_told_where_there_were_more() -> None:
     first = AgentKills(image="a", terms=6, created_terms=60).added({})
-    found = AgentKills(image="a", terms=5, created_terms=70, failed_terms=1).added(first)
-    row = rows(agent_kills=found)["agent_ended_failed"]
+    alone = AgentKills(image="a", terms=5, created_terms=70, failed_terms=1).added(first)
+    all_kinds = AgentKills(image="b", terms=10, created_terms=90, kills=10).added(first)
+    row = rows(agent_kills=all_kinds, agent_terms=alone)["agent_ended_failed"]
     assert (row.figure, row.full, row.holds) == (1, True, False)
     assert "11 ends by SIGTERM, 130 pods" in row.note
-    assert rows(agent_kills=found)["agent_killed_failed"].figure is None
-    assert AgentKills(image="b", terms=2).added(first)["terms"] == 2
+    assert "10 ends" in rows(agent_kills=all_kinds, agent_terms=first)["agent_ended_failed"].note
 
 
 @pytest.mark.parametrize(("off", "unseen", "full", "holds"), [(40, 0, True, True), (5, 1, False, False)])
