@@ -192,6 +192,7 @@ class SchedulingController:
             access.writer.event,
             metrics.count,
             access.limits,
+            recorded,
         )
         self._waker = Requeue(self.cluster.pod, self.extender.has_room, self._wake, clock)
         self._bypasses = Bypasses(terms.unit, terms.minimum_cores, settings.unseen_namespaces, self._bypassed)

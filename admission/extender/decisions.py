@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from admission.cluster.node_view import NodeView
+from admission.cluster.pod_view import PodView
+from admission.cluster.snapshot import Snapshot
 from admission.extender.feasibility import FeasibilityCheck
 from admission.extender.many_nodes import Verdicts
 from admission.extender.node_names import NodeNames
@@ -18,6 +21,10 @@ from admission.extender.ranking import Cost, PriceTerms, Scores
 from admission.extender.wire import Victims
 from gpu_manager.domain.kube.evictions import DisruptionBudget
 from gpu_manager.domain.placement.place import Placement
+from gpu_manager.domain.resize.sizes import ResizeAnswer
+
+if TYPE_CHECKING:
+    from admission.extender.resizing import ResizeTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,17 @@ class PreemptDecision:
     answer: Mapping[str, Victims]
 
 
-Decision = FilterDecision | RankDecision | BindDecision | PreemptDecision
+@dataclass(frozen=True, slots=True)
+class ResizeDecision:
+    """An answer to a request for another size of a pod that runs."""
+
+    occupant: PodView
+    snapshot: Snapshot
+    terms: ResizeTerms
+    answer: ResizeAnswer
+
+
+Decision = FilterDecision | RankDecision | BindDecision | PreemptDecision | ResizeDecision
 Recorded = Callable[[Decision], None]
 
 

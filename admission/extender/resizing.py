@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
@@ -17,10 +18,11 @@ import structlog
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.binding import BindAnswer, BindingApi, BindOutcome, BindRules
+from admission.extender.decisions import Recorded, ResizeDecision, unrecorded
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.pod_charges import usage_by_model
-from gpu_manager.domain.cluster.quota import refusal
+from gpu_manager.domain.cluster.quota import ANY_SIZE, NO_QUOTA, ContainerMax, NamespaceQuota, refusal
 from gpu_manager.domain.contract import (
     ALLOCATION,
     ASSIGNED,
@@ -66,6 +68,89 @@ NamespaceQuestion = Callable[[str], NamespaceLimits]
 """Kubernetes' own limits of a namespace, asked of the API server. Raises NodeUnready."""
 
 
+@dataclass(frozen=True, slots=True)
+class ResizeTerms:
+    """What a request for another size is judged by, beside the pod and the cluster.
+
+    ``quota``: of the pod's namespace, None if it has none; ``largest``: the size of one container there;
+    ``limits``: Kubernetes' own of that namespace; ``minimum_cores``: the smallest part of a card.
+    """
+
+    quota: NamespaceQuota | None = None
+    largest: ContainerMax = ANY_SIZE
+    limits: NamespaceLimits = NamespaceLimits()  # noqa: RUF009  # frozen
+    minimum_cores: int = 1
+
+    def judge(self, occupant: PodView, snapshot: Snapshot) -> ResizeAnswer | None:
+        """The answer; None while it cannot be decided."""
+        pod = occupant.pod
+        view = snapshot.nodes.get(pod.node)
+        if view is None or view.guessed(pod.uid) or not _followed(occupant):
+            return None
+        wanted = legal_sizes(pod, view.node.unit, self.minimum_cores)
+        if not wanted:
+            return None
+        ledger = view.with_awaited(view.nominated)
+        held = ledger.of_pod(pod.uid)
+        before = tuple(held.values())
+        if not held.keys() >= wanted.keys():
+            return None
+        if large := self._too_large(pod, wanted, held):
+            return self._no(pod, large)
+        several = any(len(held[name].shares) > 1 for name in wanted)
+        able = not several or MULTI_CARD_RESIZE in view.node.features
+        if not (view.node.resizes and able):  # it would book nothing, and the reservation would stay
+            return self._no(
+                pod,
+                f"the agent of node {view.name} is of an earlier release and changes no sizes: upgrade it, "
+                "and the request is judged again",
+            )
+        states = {state.card.uuid: state for state in view.node.cards}
+        if any(card not in states for name in wanted for card in held[name].cards):
+            return None  # a card that the node has lost
+        for name, size in wanted.items():
+            allocation = held[name]
+            refused = judge_room(ledger, allocation, size, states)
+            if refused is not None:  # the largest size that there is room for may still exceed the quota
+                more = dict(_more((allocation,), (grown(allocation, size),), view.node.models))
+                return self._no(pod, ". ".join(filter(None, (str(refused), self._over(pod, more, snapshot)))))
+            ledger.commit((grown(allocation, size),))
+        more = dict(_more(before, tuple(ledger.of_pod(pod.uid).values()), view.node.models))
+        if over := self._over(pod, more, snapshot) or self._past(pod, more, snapshot):
+            return self._no(pod, over)
+        return ResizeAnswer(pod.api_uid, digest(pod), wanted)
+
+    def _too_large(self, pod: Pod, wanted: Mapping[str, Amount], held: Mapping[str, Allocation]) -> str:
+        """Why a container may not grow to that size on any card; empty if each may."""
+        grown = []
+        for name, size in wanted.items():
+            now = size_of(held[name])
+            cores, memory = (size.cores > now.cores) * size.cores, (size.memory > now.memory) * size.memory
+            grown += self.largest.passed(f"container {quoted(name)}", Amount(cores, memory))
+        return refusal(pod.namespace, grown) if grown else ""
+
+    def _over(self, pod: Pod, more: Mapping[str, Amount], snapshot: Snapshot) -> str:
+        """Why the quota of the pod's namespace has no room for this increase, by model; empty if it has."""
+        mine = self.quota
+        used, protected = (each.get(pod.namespace, {}) for each in (snapshot.used, snapshot.protected))
+        passed = mine.passed(used, more, protected) if mine and more else {}
+        return refusal(pod.namespace, passed.values()) if passed else ""
+
+    def _past(self, pod: Pod, more: Mapping[str, Amount], snapshot: Snapshot) -> str:
+        """Which of Kubernetes' own limits the namespace's pods would exceed; empty if none."""
+        if all(amount.fits_in(ZERO) for amount in more.values()):
+            return ""
+        bound = (one.pod for view in snapshot.nodes.values() for one in view.bound.values())
+        pods = [pod if one.uid == pod.uid else one for one in bound if one.namespace == pod.namespace]
+        return "; ".join(past_limits(self.limits, pods, snapshot.unit))
+
+    @staticmethod
+    def _no(pod: Pod, why: str) -> ResizeAnswer:
+        """A refusal, which leaves the previous answer in force."""
+        before = answer_of(pod)
+        return ResizeAnswer(pod.api_uid, digest(pod), before.sizes if before else {}, why)
+
+
 class ResizeAnswers:
     """Judges and answers resize requests. One thread calls :meth:`run`; any may call :meth:`look`."""
 
@@ -79,10 +164,11 @@ class ResizeAnswers:
         event: Callable[[Pod, str, str], None],
         count: Callable[[str, str], None] = lambda *_: None,
         limits: NamespaceQuestion | None = None,
+        recorded: Recorded = unrecorded,
     ) -> None:
         """``event``: publish an Event for a refused pod, with reason and text. ``count`` takes a step,
         "resize", and its result. ``limits``: what Kubernetes' own quotas grant; None if they are not
-        enforced.
+        enforced. ``recorded`` is called for every answer.
         """
         self._cluster = cluster
         self._quota = quota
@@ -92,6 +178,7 @@ class ResizeAnswers:
         self._event = event
         self._count = count
         self._limits = limits
+        self._recorded = recorded
         # Answers of unknown outcome: the pod, the text, and from when on no request of this process takes
         # effect.
         self._unknown: dict[PodUid, tuple[Pod, str, float]] = {}
@@ -149,10 +236,14 @@ class ResizeAnswers:
             if shown is None:
                 return
             occupant = self._cluster.workloads.asking(shown)
-            answer = self._judge(occupant, limits)
+            snapshot, pod, quota = self._cluster.snapshot(), occupant.pod, self._quota.current or NO_QUOTA
+            mine, most = quota.of(pod.namespace, priority_of(pod)), quota.largest_of(pod.namespace)
+            terms = ResizeTerms(mine, most, limits, self._rules.minimum_cores)
+            answer = terms.judge(occupant, snapshot)
             if answer is None:
                 return
-            text, pod = encode_answer(answer), occupant.pod
+            self._recorded(ResizeDecision(occupant, snapshot, terms, answer))
+            text = encode_answer(answer)
             before = answer_of(pod)
             self._cluster.answer(uid, text)
         now = self._clock.monotonic()
@@ -179,79 +270,6 @@ class ResizeAnswers:
             self._pauses[uid] = now + RETRY_SECONDS, now + RETRY_SECONDS
             log.warning("resize_limits_unknown", pod=shown.pod.key, reason=str(error))
             return None
-
-    def _judge(self, occupant: PodView, limits: NamespaceLimits) -> ResizeAnswer | None:
-        """The answer; None while it cannot be decided. The cluster's lock is held."""
-        pod = occupant.pod
-        snapshot = self._cluster.snapshot()
-        view = snapshot.nodes.get(pod.node)
-        if view is None or view.guessed(pod.uid) or not _followed(occupant):
-            return None
-        wanted = legal_sizes(pod, view.node.unit, self._rules.minimum_cores)
-        if not wanted:
-            return None
-        ledger = view.with_awaited(view.nominated)
-        held = ledger.of_pod(pod.uid)
-        before = tuple(held.values())
-        if not held.keys() >= wanted.keys():
-            return None
-        if large := self._too_large(pod, wanted, held):
-            return self._no(pod, large)
-        several = any(len(held[name].shares) > 1 for name in wanted)
-        able = not several or MULTI_CARD_RESIZE in view.node.features
-        if not (view.node.resizes and able):  # it would book nothing, and the reservation would stay
-            return self._no(
-                pod,
-                f"the agent of node {view.name} is of an earlier release and changes no sizes: upgrade it, "
-                "and the request is judged again",
-            )
-        states = {state.card.uuid: state for state in view.node.cards}
-        if any(card not in states for name in wanted for card in held[name].cards):
-            return None  # a card that the node has lost
-        for name, size in wanted.items():
-            allocation = held[name]
-            refused = judge_room(ledger, allocation, size, states)
-            if refused is not None:  # the largest size that there is room for may still exceed the quota
-                more = dict(_more((allocation,), (grown(allocation, size),), view.node.models))
-                return self._no(pod, ". ".join(filter(None, (str(refused), self._over(pod, more, snapshot)))))
-            ledger.commit((grown(allocation, size),))
-        more = dict(_more(before, tuple(ledger.of_pod(pod.uid).values()), view.node.models))
-        if over := self._over(pod, more, snapshot) or self._past(pod, more, limits, snapshot):
-            return self._no(pod, over)
-        return ResizeAnswer(pod.api_uid, digest(pod), wanted)
-
-    def _too_large(self, pod: Pod, wanted: Mapping[str, Amount], held: Mapping[str, Allocation]) -> str:
-        """Why a container may not grow to that size on any card; empty if each may."""
-        quota, grown = self._quota.current, []
-        for name, size in wanted.items():
-            now = size_of(held[name])
-            cores, memory = (size.cores > now.cores) * size.cores, (size.memory > now.memory) * size.memory
-            grown.append((f"container {quoted(name)}", Amount(cores, memory)))
-        large = quota.too_large(pod.namespace, grown) if quota else []
-        return refusal(pod.namespace, large) if large else ""
-
-    def _over(self, pod: Pod, more: Mapping[str, Amount], snapshot: Snapshot) -> str:
-        """Why the quota of the pod's namespace has no room for this increase, by model; empty if it has."""
-        quota = self._quota.current
-        mine = quota.of(pod.namespace, priority_of(pod)) if quota else None
-        used, protected = (each.get(pod.namespace, {}) for each in (snapshot.used, snapshot.protected))
-        passed = mine.passed(used, more, protected) if mine and more else {}
-        return refusal(pod.namespace, passed.values()) if passed else ""
-
-    @staticmethod
-    def _past(pod: Pod, more: Mapping[str, Amount], limits: NamespaceLimits, snapshot: Snapshot) -> str:
-        """Which of Kubernetes' own limits the namespace's pods would exceed; empty if none."""
-        if all(amount.fits_in(ZERO) for amount in more.values()):
-            return ""
-        bound = (one.pod for view in snapshot.nodes.values() for one in view.bound.values())
-        pods = [pod if one.uid == pod.uid else one for one in bound if one.namespace == pod.namespace]
-        return "; ".join(past_limits(limits, pods, snapshot.unit))
-
-    @staticmethod
-    def _no(pod: Pod, why: str) -> ResizeAnswer:
-        """A refusal, which leaves the previous answer in force."""
-        before = answer_of(pod)
-        return ResizeAnswer(pod.api_uid, digest(pod), before.sizes if before else {}, why)
 
     def _send(self, pod: Pod, text: str) -> None:
         if not self._rules.may_send():

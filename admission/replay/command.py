@@ -19,7 +19,13 @@ from gpu_manager.runtime.arguments import Argument, Option
 
 _SEGMENTS: Final = "decisions-*.jsonl"
 _WIDEST: Final = 2000  # characters of one answer
-_VERBS: Final = {"filter": "filter", "rank": "prioritize", "bind": "bind", "preempt": "preempt"}
+_VERBS: Final = {
+    "filter": "filter",
+    "rank": "prioritize",
+    "bind": "bind",
+    "preempt": "preempt",
+    "resize": "resize",
+}
 
 
 def command(
@@ -57,9 +63,9 @@ def command(
             differ.append(kind)
             if len(differ) <= most:
                 _print(f"{_about(judged)}: {_summary(judged.recorded)} -> {_summary(judged.now)}")
-    kinds = ", ".join(f"{_VERBS[kind]} {count}" for kind, count in sorted(counts.items())) or "none"
+    kinds = ", ".join(f"{_VERBS.get(kind, kind)} {count}" for kind, count in sorted(counts.items())) or "none"
     changed = Counter(differ)
-    found = ", ".join(f"{_VERBS[kind]} {count}" for kind, count in sorted(changed.items()))
+    found = ", ".join(f"{_VERBS.get(kind, kind)} {count}" for kind, count in sorted(changed.items()))
     answer = "" if timeline else f"; {f'{len(differ)} differ: {found}' if differ else 'none differs'}"
     _print(f"{counts.total()} decisions ({kinds}){answer}")
     for reason, count in player.passed.items():
@@ -115,12 +121,14 @@ def _first(judged: Judged) -> Iterator[str]:
 
 def _about(judged: Judged) -> str:
     at = dt.datetime.fromtimestamp(judged.line["at"], dt.UTC).isoformat(timespec="milliseconds")
-    return f"{at.removesuffix('+00:00')}Z {_VERBS[judged.line['k']]} of {printable(judged.pod)}"
+    return f"{at.removesuffix('+00:00')}Z {_VERBS.get(judged.line['k'], judged.line['k'])} of {printable(judged.pod)}"
 
 
 def _summary(answer: Line) -> str:
     if "best" in answer:
         return printable(answer["best"]) or "no node"
+    if answer.get("sizes") and "refusal" not in answer:
+        return "; ".join(f"{printable(name)}: {size}" for name, size in answer["sizes"].items())
     if "placement" in answer:
         return "; ".join(
             f"{printable(name)} on {', '.join(printable(share['card']) for share in shares)}"

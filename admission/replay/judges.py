@@ -19,9 +19,18 @@ from admission.extender.preemption import evictions
 from admission.extender.price_column import PriceColumn, near_least
 from admission.extender.ranking import MOST_PRICED, BestFit, Cost, PriceTerms, RankedNode, scores
 from admission.extender.refusal_lines import FULL_LINES, reasons, why
+from admission.extender.resizing import ResizeTerms
 from admission.extender.wire import Victims
-from admission.replay.states import FORMAT, Line, RecordedBudget, RecordedStates, unpacked, victims_of
-from gpu_manager.domain.cluster.quota import NamespaceQuota
+from admission.replay.states import (
+    FORMAT,
+    Line,
+    RecordedBudget,
+    RecordedStates,
+    resize_answer,
+    unpacked,
+    victims_of,
+)
+from gpu_manager.domain.cluster.quota import ContainerMax, NamespaceQuota
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.names import alike
@@ -53,6 +62,9 @@ class Judges:
         """See :data:`admission.replay.judges.Judge`."""
         if states is not self._states:
             self._states, self._judge, self._plain = states, FeasibilityJudge(), BestFit()
+        if line["k"] == "resize":
+            recorded, now = self._resize(states, line)
+            return (_reworded(recorded, now) if states.pseudonyms else recorded), now
         kinds = {"filter": self._filter, "rank": self._rank, "bind": self._bind, "preempt": self._preempt}
         recorded, now = kinds[line["k"]](states, line, self._ask(states, line))
         return (_reworded(recorded, now) if states.pseudonyms else recorded), now
@@ -102,6 +114,14 @@ class Judges:
         ]
         found = evictions(check, states.cluster.snapshot().nodes, asked, budgets)
         return recorded_answer(states, line), _by_node(victims_of(found))
+
+    @staticmethod
+    def _resize(states: RecordedStates, line: Line) -> tuple[Line, Line]:
+        quota = decode(NamespaceQuota, line["quota"]) if "quota" in line else None
+        largest = decode(ContainerMax, line.get("largest", {}))
+        terms = ResizeTerms(quota, largest, minimum_cores=states.minimum_cores)
+        answer = terms.judge(states.pod(line), states.snapshot(line))
+        return recorded_answer(states, line), {} if answer is None else resize_answer(answer)
 
     def _rank(self, states: RecordedStates, line: Line, check: FeasibilityCheck) -> tuple[Line, Line]:
         names, nodes = states.names(line), states.cluster.snapshot().nodes
@@ -169,7 +189,7 @@ class Judges:
 def recorded_answer(states: RecordedStates, line: Line) -> Line:
     """The answer of a decision as recorded, in the form in which answers are compared."""
     answer = line["answer"]
-    if line["k"] == "bind":
+    if line["k"] in ("bind", "resize"):
         return dict(answer)
     if line["k"] == "preempt":
         return _by_node(answer)
@@ -226,7 +246,7 @@ def _by_score(names: NodeNames, given: Any) -> Line:
 
 
 _AHEAD: Final = 4096  # lines: so far a decision may lie behind the states that came while it was made
-_DECISIONS: Final = ("filter", "rank", "bind", "preempt")
+_DECISIONS: Final = ("filter", "rank", "bind", "preempt", "resize")
 Judge = Callable[[RecordedStates, Line], tuple[Line, Line]]
 """Returns the recorded answer and that of this release, in one form. Raises RequestInvalid: it has none."""
 

@@ -18,7 +18,14 @@ import structlog
 from admission.cluster.node_view import KeptFor, NodeFacts
 from admission.cluster.nodes import OnNode
 from admission.cluster.pod_view import PodView
-from admission.extender.decisions import BindDecision, Decision, FilterDecision, PreemptDecision, RankDecision
+from admission.extender.decisions import (
+    BindDecision,
+    Decision,
+    FilterDecision,
+    PreemptDecision,
+    RankDecision,
+    ResizeDecision,
+)
 from admission.extender.feasibility import FeasibilityCheck
 from admission.extender.many_nodes import FITS, Verdicts, chosen
 from admission.extender.node_names import NodeNames
@@ -31,6 +38,7 @@ from admission.replay.states import (
     differences,
     order,
     packed,
+    resize_answer,
     text,
     trimmed_facts,
     victims_of,
@@ -38,12 +46,14 @@ from admission.replay.states import (
     width,
 )
 from gpu_manager.domain.cluster.claims import KnownClaim
-from gpu_manager.domain.cluster.quota import NamespaceQuota
+from gpu_manager.domain.cluster.node_books import Used
+from gpu_manager.domain.cluster.quota import ANY_SIZE, ContainerMax, NamespaceQuota
 from gpu_manager.domain.contract import TerminatingShare
 from gpu_manager.domain.errors import VcudaError
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.records import encode
+from gpu_manager.domain.resize.judgement import NamespaceLimits
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.score.request_mix import Mix, Stock
 from gpu_manager.ports.clock import Clock
@@ -216,6 +226,9 @@ class _Segment:
 
     def decision(self, at: float, decided: Decision) -> None:
         """Something was decided."""
+        if isinstance(decided, ResizeDecision):
+            self._resized(at, decided)
+            return
         line = self._asked(at, decided.question)
         if isinstance(decided, BindDecision):
             placement = {
@@ -235,12 +248,18 @@ class _Segment:
     def _asked(self, at: float, asked: FeasibilityCheck) -> Line:
         """What every decision is judged by: state, pod and quota."""
         line: Line = {"k": "", "at": at, "turn": asked.turn, "pod": self._pod(asked.occupant)}
-        if asked.quota is not None:
-            line["quota"] = encode(NamespaceQuota, asked.quota)
-            claimed = [used.get(asked.pod.namespace, {}) for used in asked.claimed]
-            if any(claimed):
-                line["claimed"] = [encode(dict[str, Amount], one) for one in claimed]
-        return line
+        return line if asked.quota is None else line | _quota(asked.quota, asked.pod.namespace, asked.claimed)
+
+    def _resized(self, at: float, decided: ResizeDecision) -> None:
+        terms, answer, now = decided.terms, decided.answer, decided.snapshot
+        if terms.limits != NamespaceLimits():
+            return  # Kubernetes' own limits are not recorded
+        line: Line = {"k": "resize", "at": at, "turn": now.turn, "pod": self._pod(decided.occupant)}
+        if terms.quota is not None:
+            line |= _quota(terms.quota, decided.occupant.pod.namespace, now.claimed)
+        if terms.largest != ANY_SIZE:
+            line["largest"] = encode(ContainerMax, terms.largest)
+        self._entries.append(line | {"answer": resize_answer(answer)})
 
     def _filtered(self, line: Line, decided: FilterDecision) -> None:
         codes = decided.verdicts.codes
@@ -351,6 +370,14 @@ def _priced(decided: RankDecision) -> bytes:
         return b""
     priced = bytes(~there | (np.frombuffer(verdicts.codes, np.uint8) != FITS))
     return priced if 0 in priced else b""
+
+
+def _quota(quota: NamespaceQuota, namespace: str, claimed: tuple[Used, Used]) -> Line:
+    """The quota of a namespace, and what its claims without a device may come to hold."""
+    line: Line = {"quota": encode(NamespaceQuota, quota)}
+    if any(mine := [used.get(namespace, {}) for used in claimed]):
+        line["claimed"] = [encode(dict[str, Amount], one) for one in mine]
+    return line
 
 
 def _budgets(decided: PreemptDecision) -> list[Line]:

@@ -32,6 +32,7 @@ from gpu_manager.domain.contract import (
     PREDICATE_INDEX,
     PREDICATE_NODE,
     PREDICATE_TIME,
+    RESIZE,
     TerminatingShare,
 )
 from gpu_manager.domain.errors import RequestInvalid, quoted
@@ -39,6 +40,7 @@ from gpu_manager.domain.kube.constraints import OPEN
 from gpu_manager.domain.kube.evictions import DisruptionBudget
 from gpu_manager.domain.kube.pod import MIRROR, Container, Pod
 from gpu_manager.domain.records import changes, decode, encode
+from gpu_manager.domain.resize.sizes import ResizeAnswer
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.domain.score.fragmentation import RollOutRoutine
 from gpu_manager.domain.score.request_mix import Mix, Stock
@@ -52,7 +54,7 @@ from gpu_manager.domain.score.scorer import Scorer
 # node   all that a node is built from, at a generation: only what differs from its last line; pods by number
 # names  names of nodes, which get the next numbers
 # epoch  the mix of requests and the stock of cards that costs follow from
-# filter, rank, bind, preempt: a decision, at a generation: input and answer
+# filter, rank, bind, preempt, resize: a decision, at a generation: input and answer
 #
 # kube-scheduler asks about nodes in another order for every pod: a question says the order of its nodes.
 
@@ -103,11 +105,14 @@ def differences(before: PodView, pod: PodView) -> Line:
 
 
 def _ours(annotations: Mapping[str, str]) -> dict[str, str]:
-    """This project's annotations, but for those that say where the pod lies: they have been read."""
+    """This project's annotations, but for those that say where the pod lies: they have been read. A request
+    for another size is judged by them.
+    """
+    read = () if RESIZE in annotations else _PLACED
     return {
         key: value
         for key, value in annotations.items()
-        if (key.startswith(OUR_PREFIX) and not key.startswith(_PLACED) and (key, value) != _UNBOOKED)
+        if (key.startswith(OUR_PREFIX) and not key.startswith(read) and (key, value) != _UNBOOKED)
         or key == MIRROR
     }
 
@@ -118,6 +123,12 @@ def victims_of(asked: Mapping[str, Victims]) -> list[Line]:
         {"node": name, "uids": list(victims.pods), "violations": victims.violations}
         for name, victims in asked.items()
     ]
+
+
+def resize_answer(answer: ResizeAnswer) -> Line:
+    """The answer to a request for another size, without the digest of the request."""
+    sizes = {"sizes": encode(dict[str, Amount], answer.sizes)}
+    return {**sizes, "refusal": answer.refused} if answer.refused else sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ _NAMES: Final = frozenset(
 )
 """Fields that hold a name, or a list of names."""
 _BY_NAME: Final = frozenset(
-    {"assigned", "placement", "numa_ids", "drained", "containers", "labels", "by_node"}
+    {"assigned", "placement", "numa_ids", "drained", "containers", "labels", "by_node", "sizes"}
 )
 """Objects whose keys are names. In ``labels`` the values are names as well."""
 _OPAQUE: Final = frozenset({"names", "codes", "fits", "priced", "answer"})

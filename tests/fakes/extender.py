@@ -281,10 +281,9 @@ class World:
         self.api = FakeApi()
         self.cluster = ClusterState(UNIT, by_capacity=by_capacity, keep_seconds=keep_seconds)
         self.quota = QuotaBook()
-        recorded = unrecorded
+        recorded = self.recorded = unrecorded if recorder is None else recorder.decided
         if recorder is not None:
             self.cluster.follow(recorder.built)
-            recorded = recorder.decided
         if deployed:
             policy = LeastFragmentation(self.cluster, aside=lambda job: job(), quota=self.quota)
         self.leads = True

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from admission.app import _records
 from admission.cluster.snapshot import BUDGETS
 from admission.config import AdmissionSettings
+from admission.extender.resizing import RETRY_SECONDS
 from admission.replay.judges import Judged, Judges, Player
 from admission.replay.recorder import DecisionRecorder
 from gpu_manager.adapters.record_ring import RecordRing, segments
@@ -27,6 +29,7 @@ from tests.unit.test_extender_histories import History
 from tests.unit.test_extender_preempt import ask as ask_for_victims
 from tests.unit.test_extender_preempt import budget
 from tests.unit.test_requeue import running
+from tests.unit.test_resize_answers import Cluster as Resizing
 
 STEPS = 60
 MIB = 1 << 20
@@ -110,6 +113,31 @@ def test_decisions_of_a_random_history_are_the_same_again(
     assert {one.line["k"] for one in judged} == {"filter", "rank", "bind", "preempt"}
     assert any(one.recorded.get("evicts") for one in judged)
     assert len(judged) > STEPS // 2
+
+
+@pytest.mark.parametrize("seed", seeds(8))
+def test_answers_to_requests_for_other_sizes_are_the_same_again(tmp_path: Path, seed: int) -> None:
+    dice, recorder = Random(seed), recorder_in(tmp_path)
+    quotas = (None, {"default": {"quota": {"*": 1}}}, {"*": {"containerMax": {"cores": 60}}})
+    cluster = Resizing(recorder=recorder, quota=dice.choice(quotas))
+    sizes = {}
+    for name in ("a", "b", "c"):
+        sizes[name] = dice.choice((10, 20, 30)), dice.choice((2, 4))
+        cluster.run(name, *sizes[name])
+    for _ in range(30):
+        name = dice.choice("abc")
+        wanted = {"cores": dice.randrange(5, 120, 5), "memory": f"{dice.choice((1, 2, 20))}Gi"}
+        cluster.ask(name, **dict(dice.sample(sorted(wanted.items()), dice.choice((1, 2)))))
+        if dice.random() < 0.5:
+            cluster.agent(name, *sizes[name])
+        cluster.clock.pass_(RETRY_SECONDS)
+    recorder.write()
+    judged, player = replayed(tmp_path)
+    assert [(one.line["k"], one.pod, one.recorded, one.now) for one in judged if not one.same] == []
+    assert not player.passed
+    answers = [one.recorded for one in judged if one.line["k"] == "resize"]
+    assert any("refusal" in one for one in answers)
+    assert any("refusal" not in one for one in answers)
 
 
 def scheduled(directory: Path, *, limit: int = 16 * MIB, pods: int = 6) -> World:

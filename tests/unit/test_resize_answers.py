@@ -49,7 +49,15 @@ class Cluster(World):
         rules = BindRules(leads=lambda _seconds: self.leads)
         self.limits: NamespaceLimits | None = None
         self.answers = ResizeAnswers(
-            self.cluster, self.quota, self.api, self.clock, rules, event, self.counted, self._limits
+            self.cluster,
+            self.quota,
+            self.api,
+            self.clock,
+            rules,
+            event,
+            self.counted,
+            self._limits,
+            self.recorded,
         )
         self.results: list[str] = []
 
