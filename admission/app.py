@@ -149,6 +149,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         draining=draining,
         ask_leader=LeaderReviews(switch, lambda tls: leader_client(_leader_url(settings), tls)).ask,
         ensure=scheduling.templates.ensure if scheduling.templates else None,
+        recorded=scheduling.recorder.decided if scheduling.recorder else None,
     )
 
 

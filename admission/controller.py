@@ -22,7 +22,7 @@ from admission.cluster.claims import CLAIMS, CLASSES, TEMPLATES, slim_claim, sli
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import BUDGETS, NODES, PODS, ClusterState
 from admission.cluster.trim import slim_node, slim_pod
-from admission.config import AdmissionSettings, LeaderMode
+from admission.config import AdmissionSettings, ClusterTerms, LeaderMode
 from admission.explain.claims import ClaimingPods
 from admission.explain.explanation import Explanation, explain
 from admission.explain.pending_events import PendingEvents
@@ -54,6 +54,7 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Pod, PodUid
+from gpu_manager.domain.records import encode
 from gpu_manager.domain.resize.sizes import KINDS
 from gpu_manager.domain.untrusted import mapping
 from gpu_manager.ports.clock import Clock
@@ -85,8 +86,8 @@ class SchedulingController:
             namespace=settings.namespace,
         )
         self.judge = FeasibilityJudge()
-        self._recorder = self._recorder_in(access)
-        recorded = self._recorder.decided if self._recorder else unrecorded
+        self.recorder = self._recorder_in(access)
+        recorded = self.recorder.decided if self.recorder else unrecorded
         self._members = GangMembers(self.cluster.lock)
         self._began = clock.monotonic()
         self._inherited: bool | None = None  # whether the first list had a pod that waits
@@ -218,7 +219,7 @@ class SchedulingController:
             threads.forever("pending-events", lambda: self._pending_events.run(self._ended)),
             *([threads.forever("claim-events", self._tell_of_claims)] if settings.claims else []),
             *([self._sweeper(self.templates)] if self.templates else []),
-            *([self._recorder.thread(self._ended)] if self._recorder else []),
+            *([self.recorder.thread(self._ended)] if self.recorder else []),
             *(
                 [threads.every(PERIOD_SECONDS, "placeholders", self._keep_placeholders, self._ended)]
                 if self._placeholders
@@ -231,7 +232,8 @@ class SchedulingController:
         if access.records is None:
             return None
         terms = self._settings.terms
-        about = {"release": version("gpu-manager"), "unit": terms.unit, "minimum_cores": terms.minimum_cores}
+        about = {"release": version("gpu-manager"), "terms": encode(ClusterTerms, terms)}
+        about |= {"unit": terms.unit, "minimum_cores": terms.minimum_cores}
         recorder = DecisionRecorder(access.records, self._clock, about)
         self.cluster.follow(recorder.built)
         return recorder
@@ -281,8 +283,8 @@ class SchedulingController:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(2 * BIND_SECONDS)
-        if self._recorder is not None:
-            self._recorder.write()
+        if self.recorder is not None:
+            self.recorder.write()
         self.leader.release()
         for watch in self._watches.values():
             watch.close()

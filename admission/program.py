@@ -22,6 +22,7 @@ from admission.serving.metrics import AdmissionMetrics
 from admission.serving.webhook_app import ReviewClient, WebhookParts, build_app
 from admission.webhook.admit import SILENT, CreateTimeChecks
 from admission.webhook.claim_translation import EnsureTemplate
+from admission.webhook.noted import Recorded
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.runtime import threads
 from gpu_manager.runtime.program import Ending, raise_open_files_limit
@@ -61,6 +62,7 @@ class AdmissionProgram:
         draining: threading.Event | None = None,
         ask_leader: ReviewClient = lambda _body: None,
         ensure: EnsureTemplate | None = None,
+        recorded: Recorded | None = None,
     ) -> None:
         """Bind the port. Raises NodeUnready: it is taken. ``draining`` is set once the end has begun."""
         self._settings = settings
@@ -81,6 +83,7 @@ class AdmissionProgram:
             ask_leader,
             self.why,
             ensure,
+            recorded,
         )
         self._listener = HttpsServer(
             build_app(settings, webhooks),

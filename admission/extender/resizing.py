@@ -122,7 +122,7 @@ class ResizeTerms:
 
     def _too_large(self, pod: Pod, wanted: Mapping[str, Amount], held: Mapping[str, Allocation]) -> str:
         """Why a container may not grow to that size on any card; empty if each may."""
-        grown = []
+        grown: list[str] = []
         for name, size in wanted.items():
             now = size_of(held[name])
             cores, memory = (size.cores > now.cores) * size.cores, (size.memory > now.memory) * size.memory

@@ -19,13 +19,7 @@ from gpu_manager.runtime.arguments import Argument, Option
 
 _SEGMENTS: Final = "decisions-*.jsonl"
 _WIDEST: Final = 2000  # characters of one answer
-_VERBS: Final = {
-    "filter": "filter",
-    "rank": "prioritize",
-    "bind": "bind",
-    "preempt": "preempt",
-    "resize": "resize",
-}
+_VERBS: Final = {"rank": "prioritize"}
 
 
 def command(
@@ -121,7 +115,8 @@ def _first(judged: Judged) -> Iterator[str]:
 
 def _about(judged: Judged) -> str:
     at = dt.datetime.fromtimestamp(judged.line["at"], dt.UTC).isoformat(timespec="milliseconds")
-    return f"{at.removesuffix('+00:00')}Z {_VERBS.get(judged.line['k'], judged.line['k'])} of {printable(judged.pod)}"
+    kind = judged.line["k"]
+    return f"{at.removesuffix('+00:00')}Z {_VERBS.get(kind, kind)} of {printable(judged.pod)}"
 
 
 def _summary(answer: Line) -> str:
@@ -134,6 +129,9 @@ def _summary(answer: Line) -> str:
             f"{printable(name)} on {', '.join(printable(share['card']) for share in shares)}"
             for name, shares in answer["placement"].items()
         )
+    if "patch" in answer:
+        changed = f"allowed with {len(answer['patch'])} changes" if answer["patch"] else "allowed"
+        return printable(answer.get("message", "")) or changed
     if "evicts" in answer:
         nodes = ((printable(name), len(uids)) for name, (uids, _) in answer["evicts"].items())
         return ", ".join(f"{count} evicted from {name}" for name, count in nodes) or "nobody evicted"

@@ -21,6 +21,7 @@ from admission.extender.ranking import MOST_PRICED, BestFit, Cost, PriceTerms, R
 from admission.extender.refusal_lines import FULL_LINES, reasons, why
 from admission.extender.resizing import ResizeTerms
 from admission.extender.wire import Victims
+from admission.replay.reviews import review_again
 from admission.replay.states import (
     FORMAT,
     Line,
@@ -39,6 +40,7 @@ from gpu_manager.domain.records import decode, encode
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 from gpu_manager.domain.score.fragmentation import RollOutRoutine
+from gpu_manager.domain.untrusted import mapping, text
 
 _LATE: Final = next(code for code, no in CODES.items() if no is Unfit.LATE)
 Change = Callable[[PodRequest], PodRequest]
@@ -60,6 +62,9 @@ class Judges:
 
     def judge(self, states: RecordedStates, line: Line) -> tuple[Line, Line]:
         """See :data:`admission.replay.judges.Judge`."""
+        if line["k"] == "review":
+            recorded, now = dict(line["answer"]), review_again(states.terms, line)
+            return (now if states.pseudonyms and _alike(recorded, now) else recorded), now
         if states is not self._states:
             self._states, self._judge, self._plain = states, FeasibilityJudge(), BestFit()
         if line["k"] == "resize":
@@ -189,7 +194,7 @@ class Judges:
 def recorded_answer(states: RecordedStates, line: Line) -> Line:
     """The answer of a decision as recorded, in the form in which answers are compared."""
     answer = line["answer"]
-    if line["k"] in ("bind", "resize"):
+    if line["k"] in ("bind", "resize", "review"):
         return dict(answer)
     if line["k"] == "preempt":
         return _by_node(answer)
@@ -211,6 +216,16 @@ def _reworded(recorded: Line, now: Line) -> Line:
         if texts and others and len(texts) == len(others) and all(map(alike, texts, others)):
             found[key] = dict(zip(others, texts.values(), strict=True))
     return found
+
+
+def _alike(recorded: Any, now: Any) -> bool:
+    """True if all texts in both are equal but for names."""
+    if isinstance(recorded, dict) and isinstance(now, dict):
+        return _alike(list(recorded.items()), list(now.items()))
+    if isinstance(recorded, list | tuple) and isinstance(now, list | tuple):
+        return len(recorded) == len(now) and all(map(_alike, recorded, now))
+    texts = isinstance(recorded, str) and isinstance(now, str)
+    return alike(recorded, now) if texts else bool(recorded == now)
 
 
 def _there(numbers: Any, costs: Sequence[Cost | None]) -> dict[int, Cost]:
@@ -291,6 +306,8 @@ class Player:
                         " replay it with the release that wrote it"
                     )
                 self._states = RecordedStates(line)
+            elif kind == "review":
+                yield from self._judged(line)
             elif kind in _DECISIONS or kind == "node":
                 if kind == "filter":
                     offered = line
@@ -312,10 +329,21 @@ class Player:
             elif turn != states.turn:
                 self.passed["the state that it was judged by is not in the record"] += 1
             else:
-                try:
-                    yield Judged(line, states.pod(line).pod.key, *self._judge(states, line))
-                except RequestInvalid as error:
-                    self.passed[str(error)] += 1
+                yield from self._judged(line)
+
+    def _judged(self, line: Line) -> Iterator[Judged]:
+        asked = line.get("review")
+        try:
+            pod = self._states.pod(line).pod.key if asked is None else _subject(asked)
+            yield Judged(line, pod, *self._judge(self._states, line))
+        except RequestInvalid as error:
+            self.passed[str(error)] += 1
+
+
+def _subject(review: Line) -> str:
+    meta = mapping(mapping(review["obj"]).get("metadata"))
+    name = review.get("name") or text(meta.get("name")) or text(meta.get("generateName"))
+    return f"{review.get('namespace', '')}/{name}"
 
 
 def _read(line: bytes) -> list[Line]:

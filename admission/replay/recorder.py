@@ -29,6 +29,7 @@ from admission.extender.decisions import (
 from admission.extender.feasibility import FeasibilityCheck
 from admission.extender.many_nodes import FITS, Verdicts, chosen
 from admission.extender.node_names import NodeNames
+from admission.replay.reviews import review_line
 from admission.replay.states import (
     FORMAT,
     PLAIN,
@@ -45,6 +46,7 @@ from admission.replay.states import (
     whole,
     width,
 )
+from admission.webhook.noted import ReviewDecision
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.cluster.node_books import Used
 from gpu_manager.domain.cluster.quota import ANY_SIZE, ContainerMax, NamespaceQuota
@@ -101,7 +103,7 @@ class DecisionRecorder:
         self._most = most
         self._clock = clock
         self._terms = terms
-        self.waiting: deque[tuple[float, _Built | Decision]] = deque()
+        self.waiting: deque[tuple[float, _Built | Decision | ReviewDecision]] = deque()
         self._nodes: dict[str, _Built] = {}
         self._segment = _Segment()
         self._turn = 0
@@ -111,11 +113,11 @@ class DecisionRecorder:
         """A node was built; see :data:`admission.cluster.nodes.Built`."""
         self._take(_Built(turn, name, facts, on_node))
 
-    def decided(self, decision: Decision) -> None:
-        """Something was decided; see :mod:`admission.extender.decisions`."""
+    def decided(self, decision: Decision | ReviewDecision) -> None:
+        """Something was decided; see :mod:`admission.extender.decisions`, :mod:`admission.webhook.noted`."""
         self._take(decision)
 
-    def _take(self, item: _Built | Decision) -> None:
+    def _take(self, item: _Built | Decision | ReviewDecision) -> None:
         if not self._broken:
             self.waiting.append((round(self._clock.now(), 3), item))
 
@@ -139,7 +141,7 @@ class DecisionRecorder:
             self.waiting.clear()
             log.warning("record_stopped", reason=str(error))
 
-    def _take_in(self, at: float, item: _Built | Decision) -> None:
+    def _take_in(self, at: float, item: _Built | Decision | ReviewDecision) -> None:
         if isinstance(item, _Built):
             self._nodes[item.name], self._turn = item, item.turn
             if item.facts is None and not item.on_node.pods:
@@ -224,8 +226,11 @@ class _Segment:
             line["away"] = True
         self._entries.append(line)
 
-    def decision(self, at: float, decided: Decision) -> None:
+    def decision(self, at: float, decided: Decision | ReviewDecision) -> None:
         """Something was decided."""
+        if isinstance(decided, ReviewDecision):
+            self._entries.append({**review_line(decided), "at": at})
+            return
         if isinstance(decided, ResizeDecision):
             self._resized(at, decided)
             return

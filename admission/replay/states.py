@@ -49,12 +49,14 @@ from gpu_manager.domain.score.scorer import Scorer
 # The entries of a record: JSON objects, whose `k` says what they are. The format is number 1. Each line of a
 # file is an array of them: what was written at once, since encoding it so takes a third of the time.
 #
-# ring   begins a segment: format, release, memory unit, smallest part of a card
+# ring   begins a segment: format, release, memory unit, smallest part of a card, terms of the webhooks
 # pod    a pod under its number in this segment; what differs from number `of`, if it has that
 # node   all that a node is built from, at a generation: only what differs from its last line; pods by number
 # names  names of nodes, which get the next numbers
 # epoch  the mix of requests and the stock of cards that costs follow from
 # filter, rank, bind, preempt, resize: a decision, at a generation: input and answer
+#
+# review: an answer of a webhook, with what its checks of the cluster's state returned
 #
 # kube-scheduler asks about nodes in another order for every pod: a question says the order of its nodes.
 
@@ -195,6 +197,7 @@ class RecordedStates:
         self.pseudonyms = bool(ring.get("pseudonyms"))
         self.unit = int(ring.get("unit", DEFAULT_UNIT))
         self.minimum_cores = int(ring.get("minimum_cores", 1))
+        self.terms = ring.get("terms", {})
         self.turn = int(ring.get("turn", 0))
         self.cluster = ClusterState(self.unit)
         self.rooms = NodeRooms()

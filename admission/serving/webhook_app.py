@@ -29,8 +29,9 @@ from admission.webhook.admission_review import (
     encode_answer,
     parse_review,
 )
-from admission.webhook.admit import SILENT, CreateTimeChecks, mutate, validate
+from admission.webhook.admit import SILENT, CreateTimeChecks
 from admission.webhook.claim_translation import EnsureTemplate, turn
+from admission.webhook.noted import Recorded, judged
 from gpu_manager.domain.contract import ADMISSION_NAME
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.features import stages
@@ -58,6 +59,7 @@ class WebhookParts:
     ask_leader: Callable[[bytes], bytes | None] = lambda _: None
     why: Callable[[], str] = str  # what is wrong beside the conditions of being ready
     ensure: EnsureTemplate | None = None  # None where no pod is turned into a claim
+    recorded: Recorded | None = None
 
 
 def build_app(settings: AdmissionSettings, parts: WebhookParts) -> InflightLimit:
@@ -86,9 +88,12 @@ Body = Annotated[bytes, Depends(_body)]
 def _webhooks(terms: ClusterTerms, parts: WebhookParts) -> APIRouter:
     router = APIRouter()
 
+    def judge(verb: str) -> Callable[[Review], ReviewVerdict]:
+        return lambda review: judged(verb, review, terms, parts.checks, parts.recorded)
+
     @router.post("/mutate", **_documented("Mend a pod that is being created."))
     def mutate_review(request: Request, body: Body) -> Response:
-        return _judge(request, body, "mutate", lambda review: mutate(review, terms, parts.checks), parts)
+        return _judge(request, body, "mutate", judge("mutate"), parts)
 
     ensure = parts.ensure
     if ensure is not None:
@@ -101,7 +106,7 @@ def _webhooks(terms: ClusterTerms, parts: WebhookParts) -> APIRouter:
 
     @router.post("/validate", **_documented("Judge a pod, or warn about a workload's pod template."))
     def validate_review(request: Request, body: Body) -> Response:
-        return _judge(request, body, "validate", lambda review: validate(review, terms, parts.checks), parts)
+        return _judge(request, body, "validate", judge("validate"), parts)
 
     return router
 

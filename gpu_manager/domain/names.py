@@ -35,7 +35,7 @@ _TOKEN: Final = re.compile(
 )
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT.*|\d\d:\d\d:\d\d(?:\.\d+)?")
 _FIGURE: Final = re.compile(
-    r"\d+(?:\.\d+){0,2}(?:[KMGTP]iB?|[kMGTPmunB]|[mun]?s|min|h|d|W|th)?|NV\d+|v\d+(?:\.\d+){1,2}"
+    r"\d+(?:\.\d+){0,2}(?:[KMGTPE]iB?|[kMGTPEmunB]|[eE]\d+|[mun]?s|min|h|d|W|th)?|NV\d+|v\d+(?:\.\d+){1,2}"
 )
 _UUID: Final = re.compile(r"(GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}")

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import json
 import re
+import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from admission.app import _records
 from admission.cluster.snapshot import BUDGETS
-from admission.config import AdmissionSettings
+from admission.config import TRUSTED_USERS, AdmissionSettings, ClusterTerms
 from admission.extender.resizing import RETRY_SECONDS
 from admission.replay.judges import Judged, Judges, Player
 from admission.replay.recorder import DecisionRecorder
+from admission.webhook.admission_review import parse_review
+from admission.webhook.admit import CreateTimeChecks, InjectionWays
+from admission.webhook.noted import VERBS, ReviewDecision
+from admission.webhook.noted import judged as judged_review
 from gpu_manager.adapters.record_ring import RecordRing, segments
+from gpu_manager.cli.kubectl import report
 from gpu_manager.cli.main import PROGRAM
-from gpu_manager.domain.contract import PLACEMENT
+from gpu_manager.domain.contract import PLACEMENT, PREDICATE_NODE, VISIBLE_ENV
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.records import encode
 from tests.fakes.extender import UNIT, World, answer, args, binding, node, pod
 from tests.fakes.ports import FakeClock
+from tests.fakes.reviews import review, update, workload
 from tests.seeds import seeds
 from tests.unit.test_draining import unschedulable
 from tests.unit.test_extender_histories import History
@@ -30,6 +41,8 @@ from tests.unit.test_extender_preempt import ask as ask_for_victims
 from tests.unit.test_extender_preempt import budget
 from tests.unit.test_requeue import running
 from tests.unit.test_resize_answers import Cluster as Resizing
+from tests.unit.test_webhook_properties import TERMS
+from tests.unit.test_webhook_properties import pods as drawn_pods
 
 STEPS = 60
 MIB = 1 << 20
@@ -138,6 +151,87 @@ def test_answers_to_requests_for_other_sizes_are_the_same_again(tmp_path: Path, 
     answers = [one.recorded for one in judged if one.line["k"] == "resize"]
     assert any("refusal" in one for one in answers)
     assert any("refusal" not in one for one in answers)
+
+
+def on_a_node(pod: dict[str, Any]) -> dict[str, Any]:
+    """The pod; an annotation that names a node names one. What is no name is another word in a sentence."""
+    annotations = pod["metadata"]["annotations"]
+    return {
+        **pod,
+        "metadata": {
+            **pod["metadata"],
+            "annotations": annotations | ({PREDICATE_NODE: "n1"} if PREDICATE_NODE in annotations else {}),
+        },
+    }
+
+
+webhook_pods = drawn_pods.map(on_a_node)
+reviews = st.one_of(
+    st.builds(review, webhook_pods, user=st.sampled_from(["team", *TRUSTED_USERS])),
+    st.builds(update, webhook_pods, webhook_pods, st.sampled_from(["", "status", "resize"])),
+    st.builds(
+        lambda pod: workload("Deployment", "apps", "deployments", {"spec": {"template": pod}}), webhook_pods
+    ),
+)
+state = st.builds(
+    lambda refuse, warn, size, parts, best, shown: CreateTimeChecks(
+        refuse=lambda *_: refuse,
+        warn=lambda *_: warn,
+        size=lambda _: size,
+        injection=lambda _: InjectionWays("n1" if shown else "", known=True),
+        best_effort=lambda _: best,
+        no_parts=lambda: parts,
+    ),
+    st.sampled_from([(), ("ExceedsGPUQuota: namespace team: 1 card asked",)]),
+    st.sampled_from([(), ("no node of this cluster can hold 30 cores",)]),
+    st.sampled_from(["", '{"v":1,"containers":{"app0":{"cores":20}}}']),
+    st.sampled_from(["", "replica x is of an earlier release"]),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(reviews, state), min_size=1, max_size=4), st.sampled_from(TERMS))
+def test_answers_of_the_webhooks_are_the_same_again_also_under_pseudonyms(
+    asked: list[tuple[dict[str, Any], CreateTimeChecks]], terms: ClusterTerms
+) -> None:
+    with TemporaryDirectory() as place:
+        ring = RecordRing(Path(place), 16 * MIB)
+        recorder = DecisionRecorder(ring, FakeClock(), {"unit": UNIT, "terms": encode(ClusterTerms, terms)})
+        recorded = []
+
+        def note(decided: ReviewDecision) -> None:
+            recorded.append(decided)
+            recorder.decided(decided)
+
+        for sent, checks in asked:
+            secret = [{"name": "PASSWORD", "value": "kept-private"}, {"name": VISIBLE_ENV, "value": "none"}]
+            for one in sent["request"]["object"].get("spec", {}).get("containers", ()):
+                one |= {"env": secret, "args": ["kept-private"]}
+            sent["request"]["object"].setdefault("metadata", {})["labels"] = {"team": "kept-private"}
+            for verb in VERBS:
+                judged_review(verb, parse_review(json.dumps(sent).encode()), terms, checks, note)
+        recorder.write()
+        lines = lines_in(Path(place))
+        assert b"kept-private" not in b"".join(lines)
+        given_out = written(Path(place), lines)
+        for played in (lines, given_out):
+            player = Player(Judges().judge)
+            judged = list(player.play(played))
+            assert [(one.pod, one.recorded, one.now) for one in judged if not one.same] == []
+            assert not player.passed
+            assert len(judged) == len(recorded)
+
+
+def written(place: Path, lines: list[bytes]) -> list[bytes]:
+    """The record as a report has it."""
+    target = place / "report.tar.gz"
+    report.write(target, {"records/0/it": lambda: map(json.loads, lines)}, plain=False)
+    with tarfile.open(target) as archive:
+        stream = archive.extractfile("records/0/it")
+        assert stream is not None
+        return stream.read().splitlines()
 
 
 def scheduled(directory: Path, *, limit: int = 16 * MIB, pods: int = 6) -> World:
