@@ -101,7 +101,8 @@ class Activity:
     """A container's present activity on one card, by its own account.
 
     ``in_flight`` counts streams with unsettled work, ``at_work`` the processes that have any, of the
-    ``processes`` alive; ``last_busy_ns`` is CLOCK_MONOTONIC, 0 for never.
+    ``processes`` alive; ``last_busy_ns`` is CLOCK_MONOTONIC, 0 for never. ``in_flight_ns`` is the time with
+    work in flight so far.
     """
 
     card: CardUuid
@@ -110,6 +111,7 @@ class Activity:
     last_busy_ns: int
     at_work: int = 0
     processes: int = 0
+    in_flight_ns: int = 0
 
 
 class ActivityPages(Protocol):

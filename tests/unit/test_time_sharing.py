@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement import time_sharing
 from gpu_manager.domain.enforcement.time_sharing import (
     TRUST_CAP_SECONDS,
     CardActivity,
@@ -330,6 +331,26 @@ def test_the_most_others_are_those_met_in_one_millisecond_and_are_forgotten() ->
         told = judged(card, 10.4 + step * 0.4, {"a": claims(10_000 + step * 400), "b": {}, "c": {}, "d": {}})
         assert told["a"] == (2 if step < 6 else told["a"]), "lately"
     assert told["a"] == 0
+
+
+def test_what_waited_for_others_counts_beside_what_was_charged() -> None:
+    """Both had work in flight all the time; the timeline of one has the tenth that it was charged."""
+    card = SharedCard()
+    for at in (10.0, 10.4):
+        flown = {"a": int(at * 1e9), "b": int(at * 1e9)}
+        card.sample(at, {name: CardActivity(1, int(at * 1e9), in_flight_ns=ns) for name, ns in flown.items()})
+        factors = card.factors({"a": claims(10_000), "b": claims(10_000, 0.1)})
+    assert factors["a"] == pytest.approx(2.0, abs=0.01)
+
+
+@given(st.lists(st.floats(0, 2), min_size=1, max_size=40), st.floats(0, 60))
+def test_claims_are_raised_to_the_time_in_flight_and_none_above_one_by_it(
+    given: list[float], flown: float
+) -> None:
+    raised = time_sharing._raised(given, flown)
+    assert all(before <= after <= max(1.0, before) for before, after in zip(given, raised, strict=True))
+    expected = max(sum(min(1.0, one) for one in given), min(flown, len(given)))
+    assert sum(min(1.0, one) for one in raised) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_stretched_claim_counts_no_more_than_the_container_has_processes() -> None:

@@ -188,6 +188,7 @@ def activities_in(
             line.last_busy_ns,
             sum(slot.inflight[i] > 0 for slot in alive),
             len(alive),
+            line.in_flight_ns,
         )
         for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
     ]

@@ -14,6 +14,7 @@ container that claims work without using time is believed for at most :data:`TRU
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -136,12 +137,14 @@ class CardActivity:
     """A container at one moment: processes with work in flight, and GPU time charged so far (ns).
 
     ``present`` is False for a container that has ended or has been idle for a while. ``processes`` are alive.
+    ``in_flight_ns`` is the time with work in flight so far; 0 from a library older than minor 7 of the page.
     """
 
     at_work: int
     busy_ns: int
     present: bool = True
     processes: int = 1
+    in_flight_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,7 @@ class _Tenant:
     left_alone: bool = True  # as of the last sample
     observed: float | None = None  # the share that the driver saw it use, over OBSERVED_SECONDS
     processes: int = 1
+    totals: list[tuple[int, float]] = field(default_factory=list)  # when (ms), time in flight until then (ms)
     most: tuple[int, int] = (0, 0)  # other processes at work beside it, since most_from and as long before
     most_from: int = 0
 
@@ -203,6 +207,7 @@ class SharedCard:
             tenant = self._tenants.setdefault(name, _Tenant())
             _earn(tenant, one, (self._sampled_ms - before) * 1e-3, (driver_shares or {}).get(name))
             tenant.processes = one.processes
+            tenant.totals.append((self._sampled_ms, one.in_flight_ns * 1e-6))
             tenant.looks.append((before, self._sampled_ms, one.at_work))
             tenant.left_alone = len(present) - one.present == 0
 
@@ -236,8 +241,9 @@ class SharedCard:
     def _judge(self, begin: int, end: int, timelines: Mapping[str, Mapping[int, float]]) -> None:
         """Overlay the timelines from ``begin`` to ``end``."""
         claims = {
-            name: _believed(tenant, _claimed(tenant, begin, end, timelines.get(name, {})))
+            name: _believed(tenant, _raised(claimed, _in_flight(tenant, begin, end)))
             for name, tenant in self._tenants.items()
+            for claimed in (_claimed(tenant, begin, end, timelines.get(name, {})),)
         }
         totals = [sum(values) for values in zip(*claims.values(), strict=True)]
         for name, tenant in self._tenants.items():
@@ -293,6 +299,27 @@ def _claimed(tenant: _Tenant, begin: int, end: int, timeline: Mapping[int, float
             claims[ms - begin] = at_work
     tenant.looks = [look for look in tenant.looks if look[1] > end]
     return claims
+
+
+def _in_flight(tenant: _Tenant, begin: int, end: int) -> float:
+    """Return the milliseconds with work in flight from ``begin`` to ``end``, by the samples next to them."""
+    times, totals = zip(*tenant.totals, strict=True)
+    first, last = (min(bisect_left(times, ms), len(times) - 1) for ms in (begin, end))
+    del tenant.totals[:first]
+    passed = times[last] - times[first]
+    return (totals[last] - totals[first]) * (end - begin) / passed if passed else 0.0
+
+
+def _raised(claims: Sequence[float], in_flight: float) -> Sequence[float]:
+    """The claims, raised evenly to the time in flight: a timeline has what was charged, and where it may have
+    run, not what waited for others.
+    """
+    lacks = in_flight - sum(min(1.0, claim) for claim in claims)
+    room = sum(1.0 - claim for claim in claims if claim < 1.0)
+    if lacks <= 0 or not room:
+        return claims
+    part = min(1.0, lacks / room)
+    return [claim + (1.0 - claim) * part if claim < 1.0 else claim for claim in claims]
 
 
 def _believed(tenant: _Tenant, claims: Sequence[float]) -> Sequence[float]:

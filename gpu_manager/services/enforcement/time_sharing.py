@@ -166,7 +166,9 @@ def _company_of(tenants: Iterable[CardTenant]) -> Callable[[CardTenant], _Compan
 def _seen(activity: Activity, now_ns: int) -> CardActivity:
     recent = now_ns - activity.last_busy_ns < RECENT_NS
     present = activity.processes > 0 and (activity.at_work > 0 or recent)
-    return CardActivity(activity.at_work, activity.busy_ns, present, activity.processes)
+    return CardActivity(
+        activity.at_work, activity.busy_ns, present, activity.processes, activity.in_flight_ns
+    )
 
 
 class TimeSharing:

@@ -142,7 +142,7 @@ uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool fol
                              struct shared_room *room) {
     struct shared_cost *known = find_or_begin(cost);
     uint32_t most_q8 = (uint32_t)most(most(room->most_q8, sharers_q8), 512);
-    bool always = sharers_q8 >= most_q8 * 7 / 8, meets = !follows && meets_others(known, waited);
+    bool always = sharers_q8 >= most_q8 * 7 / 8, meets = !follows && meets_others(known, waited) && most_q8 == 512;
     uint64_t own_ns = shared_cost_own_ns(cost, took_ns, follows, always, most_q8);
     if (!follows && known->seen >= FIRST && known->ns > SHARED_COST_TURN_NS)
         own_ns = long_own_ns(known, took_ns, always || meets, sharers_q8, most_q8);
