@@ -87,6 +87,11 @@ def divides_memory(profile: str) -> bool:
     return re.match(r"[0-9]+c\.", profile) is not None
 
 
+def draws(model: str) -> bool:
+    """True for an instance with graphics: ``gfx`` is an attribute of its profile, as in ``1g.24gb+gfx``."""
+    return "gfx" in re.split(r"[+,.]", profile_of(model))
+
+
 def profile_name(slices: tuple[int, int], memory: int, card_memory: int) -> str:
     """Return the profile of an instance whose driver does not name it, as NVIDIA's go-nvlib computes it.
 

@@ -14,6 +14,7 @@ from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.injector import DriverFiles
 from gpu_manager.adapters.driver_files.runtimes import Strategy
 from gpu_manager.domain.card import CardState
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.containers import Injectable
@@ -53,17 +54,18 @@ class Node:
         self.made.append((str(path.relative_to(self.root.root)), major, minor))
         path.write_text("")
 
-    def injector(self, strategy: Strategy) -> DriverFiles:
+    def injector(self, strategy: Strategy, states: tuple[CardState, ...] = STATES) -> DriverFiles:
         host = HostFiles(self.root.root)
+        sysfs = self.base / "sys"
         return DriverFiles(
             strategy,
-            cards=lambda: STATES,
+            cards=lambda: states,
             state=self.base / "state",
             pages=self.base / "pages",
             libraries=None,
             host=host,
             cdi_dir=self.base / "cdi",
-            nodes=DeviceNodes(host, "/", proc=self.base / "proc", mknod=self.mknod),
+            nodes=DeviceNodes(host, "/", proc=self.base / "proc", sysfs=sysfs, mknod=self.mknod),
         )
 
 
@@ -94,6 +96,42 @@ def test_cdi_has_them_too(node: Node) -> None:
     (spec,) = (json.loads(path.read_text()) for path in (node.base / "cdi").glob("*.json"))
     edits = spec["devices"][0]["containerEdits"]["deviceNodes"]
     assert [one["path"] for one in edits][:5] == [*EXPECTED, *CONTROL]
+
+
+@pytest.mark.parametrize("strategy", [Strategy.DIRECT, Strategy.CDI])
+@pytest.mark.parametrize(
+    ("model", "asked", "given"),
+    [
+        (
+            "NVIDIA-RTX-PRO-6000-MIG-1g.24gb+gfx",
+            "compute,graphics",
+            ["/dev/dri/card1", "/dev/dri/renderD129"],
+        ),
+        ("NVIDIA-RTX-PRO-6000-MIG-1g.24gb+me.gfx", "all", ["/dev/dri/card1", "/dev/dri/renderD129"]),
+        ("NVIDIA-RTX-PRO-6000-MIG-1g.24gb+gfx", "compute,utility", []),
+        ("NVIDIA-RTX-PRO-6000-MIG-1g.24gb", "graphics", []),
+    ],
+)
+def test_an_instance_with_graphics_has_its_cards_drm_nodes_for_who_draws(
+    node: Node, strategy: Strategy, model: str, asked: str, given: list[str]
+) -> None:
+    """What is no node of the kernel's (``card1-DP-1``: a connector) or is not in /dev is left out."""
+    place = node.base / "sys/bus/pci/devices/0000:3b:00.0/drm"
+    for name in ("card1", "card1-DP-1", "renderD129", "renderD130"):
+        (place / name).mkdir(parents=True)
+    (node.root.root / "dev/dri").mkdir()
+    for name in ("card0", "card1", "renderD129"):
+        (node.root.root / "dev/dri" / name).touch()
+    card = replace(NODE[2], model=model, pci_bus_id="0000:3b:00.0")
+    injector = node.injector(strategy, (CardState(card),))
+    injector.probe([CardState(card)])
+    entry = {"name": "c", "env": [{"name": "NVIDIA_DRIVER_CAPABILITIES", "value": asked}]}
+    pod = parse_pod({"metadata": {"name": "p", "uid": "u"}, "spec": {"containers": [entry]}})
+    devices = [one.path for one in injector.inject(NAME, WHOLE, pod, "").devices]
+    if strategy is Strategy.CDI:
+        (spec,) = (json.loads(path.read_text()) for path in (node.base / "cdi").glob("*.json"))
+        devices = [one["path"] for one in spec["devices"][0]["containerEdits"]["deviceNodes"]]
+    assert [path for path in devices if path.startswith("/dev/dri")] == given
 
 
 def test_nvidias_runtime_is_told_the_uuid(node: Node) -> None:

@@ -72,6 +72,7 @@ TESTED: Final = {
     "priority": "test_a_priority_and_a_ceiling_hold_inside_each_instance",
     "[resize](resize.md)": "test_a_share_of_an_instance_is_resized_within_the_instance",
     "quota": "test_quota_counts_an_instance_under_its_own_model",
+    "graphics (`+gfx` profiles)": "test_an_instance_with_graphics_has_its_cards_drm_nodes_for_who_draws",
     "preemption, `explain`, `simulate`, `defrag`, `graph`, `top`": "test_eviction_makes_room_in_an_instance",
     "pods with several containers": "test_two_containers_have_an_instance_each_and_one_container_never_two",
     "an admission service one release older": "test_an_older_service_gives_no_instance_to_anybody",

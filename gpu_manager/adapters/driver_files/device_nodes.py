@@ -32,6 +32,7 @@ _PERMISSIONS: Final = "rw"  # "m" would let the container make more nodes
 _MODE: Final = 0o666  # the driver's own default
 _CARD: Final = re.compile(r"nvidia([0-9]{1,3})", re.ASCII)
 _CAPABILITY: Final = re.compile(r"nvidia-caps/nvidia-cap([0-9]{1,6})", re.ASCII)
+_DRM: Final = re.compile(r"card[0-9]{1,3}|renderD[0-9]{1,4}", re.ASCII)
 _CAPS: Final = "nvidia-caps"  # the driver's word in /proc, in /proc/devices and in /dev
 _READABLE: Final = 0o444  # as the driver has nodes of capabilities made
 # The names under which /proc/devices has the driver's numbers: newer drivers first.
@@ -51,13 +52,14 @@ class DeviceNodes:
         extra: Sequence[str] = (),
         *,
         proc: Path = Path("/proc"),
+        sysfs: Path = Path("/sys"),
         mknod: Mknod | None = None,
     ) -> None:
         """``extra`` are the operator's own nodes. ``mknod`` makes a character device of these numbers."""
         self._host = host
         self._driver_root = driver_root
         self._extra = tuple(extra)
-        self._proc = proc
+        self._proc, self._sysfs = proc, sysfs
         self._mknod = mknod or _mknod
         self._seen: dict[str, str] = {}  # name → the directory in which it was last
         self._absent: frozenset[str] = frozenset()
@@ -87,6 +89,20 @@ class DeviceNodes:
             return {}
         rows = (line.split() for line in text.splitlines())
         return {row[0]: f"{_CAPS}/nvidia-cap{row[1]}" for row in rows if len(row) == 2 and row[1].isdecimal()}
+
+    def drawing(self, pci_bus_id: str) -> Iterator[DeviceNode]:
+        """Yield the nodes of the kernel's Direct Rendering Manager for a card, by its PCI address as sysfs
+        writes it: ``/dev/dri/card0`` and ``/dev/dri/renderD128``. None where there are none.
+        """
+        try:
+            known = sorted(
+                one.name for one in (self._sysfs / "bus/pci/devices" / pci_bus_id / "drm").iterdir()
+            )
+        except OSError:
+            return
+        for path in (f"/dev/dri/{name}" for name in known if _DRM.fullmatch(name)):
+            if self._host.exists(path):
+                yield DeviceNode(path, path, _PERMISSIONS)
 
     def of(
         self, minors: Sequence[int], capabilities: Sequence[str] = (), *, now: bool = True

@@ -44,6 +44,7 @@ from gpu_manager.domain.contract import (
 from gpu_manager.domain.errors import Bug, NodeUnready, RequestInvalid
 from gpu_manager.domain.injection import DeviceNode, Injection, Mount, RuntimeHook
 from gpu_manager.domain.kube.pod import Pod
+from gpu_manager.domain.mig import draws
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.rules.pod_annotations import preload_of, priority_of
@@ -136,15 +137,14 @@ class DriverFiles:
             library = installed if fraction else None
             hooks, hook_mounts = self._hooks(installed)
             self._check_pages(name, fraction=fraction)
+            wishes = self._wishes(pod, fraction)
             whole = Injection(
                 env=self._env(shares),
                 mounts=(
-                    *self._mounts(
-                        name, library, self._wishes(pod, fraction), shares, fraction=fraction, now=False
-                    ),
+                    *self._mounts(name, library, wishes, shares, fraction=fraction, now=False),
                     *hook_mounts,
                 ),
-                devices=tuple(self._devices(shares, now=False)),
+                devices=tuple(self._devices(shares, wishes, now=False)),
                 annotations=self._annotations(shares, annotation),
                 hooks=hooks,
             )
@@ -209,7 +209,7 @@ class DriverFiles:
         return Injection(
             env=self._env(shares),
             mounts=(*mounts, *hook_mounts),
-            devices=tuple(self._devices(shares)),
+            devices=tuple(self._devices(shares, wishes)),
             hooks=hooks,
         )
 
@@ -302,7 +302,7 @@ class DriverFiles:
         library = installed if fraction else None
         wishes = self._wishes(held.pod, fraction)
         mounts = tuple(self._mounts(name, library, wishes, held.shares, fraction=fraction))
-        devices = tuple(self._devices(held.shares))
+        devices = tuple(self._devices(held.shares, wishes))
         whole = Injection(mounts=(*mounts, *hook_mounts), devices=devices, hooks=hooks)
         specs.put(name, cdi.encode(name, whole))
         (self._without_pod.discard if held.pod else self._without_pod.add)(name)
@@ -422,13 +422,16 @@ class DriverFiles:
             if not path.is_file():
                 raise NodeUnready(f"the control page {path} is missing: the start is tried again")
 
-    def _devices(self, shares: Sequence[Share], *, now: bool = True) -> Iterator[DeviceNode]:
+    def _devices(self, shares: Sequence[Share], wishes: _Wishes, *, now: bool = True) -> Iterator[DeviceNode]:
         if self._simulated:
             return
         named = {share.card for share in shares}
         there = [state.card for state in self._cards() if state.card.uuid in named]
         capabilities = [name for card in there for name in self._capabilities(card)]
         yield from self._nodes.of([self._minor(share) for share in shares], capabilities, now=now)
+        for card in there if wishes.graphics else ():
+            if card.instance is not None and draws(card.model):
+                yield from self._nodes.drawing(card.pci_bus_id)
 
     def _capabilities(self, card: Card) -> tuple[str, ...]:
         if card.instance is None or card.minor is None:
