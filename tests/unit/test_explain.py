@@ -17,6 +17,7 @@ from gpu_manager.domain.placement.explain import (
     closed_because,
     explain_placement,
     explain_shares,
+    explanation_lines,
     nearest_request,
 )
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
@@ -311,3 +312,18 @@ def test_what_processes_of_no_pod_hold_is_said_where_memory_is_short():
     node.states = [CardState(card)]
     node.ledger = Ledger([card], DEFAULT_UNIT)
     assert "4 GiB asked, 3 GiB free (13 GiB held by processes of no pod)" in node.judge(pod((30, 4))).line()
+
+
+def test_many_cards_of_one_reason_have_one_line() -> None:
+    cards = [{"index": 100 + at, "uuid": f"MIG-{at}", "reason": "a MIG instance"} for at in range(7)]
+    cards.insert(2, {"index": 0, "uuid": "GPU-0", "reason": "not idle"})
+
+    def lines(cards: list[dict[str, object]]) -> list[str]:
+        node = {"node": "n1", "outcome": "room", "cards": cards}
+        return explanation_lines({"pod": "a/p", "line": "waits", "nodes": [node]}, 8, "")[3:]
+
+    assert lines(cards) == [
+        "  cards 100, 101, 102, 103, 104, 105, 106: a MIG instance",
+        "  card 0 (GPU-0): not idle",
+    ]
+    assert lines(cards[:3])[0] == "  card 100 (MIG-0): a MIG instance"

@@ -8,7 +8,7 @@ used in Events, scheduler responses and annotations.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -292,7 +292,7 @@ def explanation_lines(answer: Mapping[str, Any], most: int, hint: str) -> list[s
         barred = f", and {node['barred']}" if cards and node.get("barred") else ""
         words = _OUTCOMES.get(str(node.get("outcome")), "no room") if cards else node.get("line")
         lines.append(f"{node.get('node')}: {words}{barred}")
-        lines += [f"  card {card.get('index')} ({card.get('uuid')}): {card.get('reason')}" for card in cards]
+        lines += _card_lines(cards)
         if node.get("victims"):
             lines.append(f"  would have room without: {', '.join(map(str, node['victims']))}")
     total = answer.get("total")
@@ -300,6 +300,21 @@ def explanation_lines(answer: Mapping[str, Any], most: int, hint: str) -> list[s
     if nodes and rest > 0:
         lines.append(f"and {rest} more node{'s' if rest > 1 else ''}{hint}")
     return [printable(line) for line in lines]
+
+
+_APART: Final = 3  # cards of one reason that have a line each
+
+
+def _card_lines(cards: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each card, with its UUID; one line for all of the same reason where they are many."""
+    together: dict[str, list[Mapping[str, Any]]] = {}
+    for card in cards:
+        together.setdefault(str(card.get("reason")), []).append(card)
+    for reason, those in together.items():
+        if len(those) > _APART:
+            yield f"  {_cards([str(card.get('index')) for card in those])}: {reason}"
+        else:
+            yield from (f"  card {card.get('index')} ({card.get('uuid')}): {reason}" for card in those)
 
 
 # The effect of a pod's priority on its cards: which work waits for it, and which neighbours do not.
