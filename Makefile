@@ -106,6 +106,12 @@ triton-check: $(TEST) ##measure Triton's own look-up of the driver and its C mod
 native-tsan: $(TEST) ##measure what threads and processes share, under the thread sanitizer
 	VCUDA_SANITIZE=thread python -m pytest --timeout 600 $(TSAN:%=tests/native/test_%.py)
 
+# What keeps a program to its limits: the tests that are not of figures of time.
+ENFORCED := $(wildcard tests/native/test_memory_*.py tests/native/test_core_*.py tests/native/test_gate*.py) \
+	$(addprefix tests/native/test_,stream_memory.py local_memory.py two_cards.py threads.py mig_instance.py)
+native-mig: $(TEST) ##measure the library's limits, with a MIG instance of the stand-in driver in place of every card
+	VCUDA_INSTANCES=1 python -m pytest -n auto -m "not timed" $(ENFORCED)
+
 demo: $(BUILT) ##daily a node with 8 simulated cards, and pods that share them
 	@gpu-manager sandbox --demo
 
@@ -207,4 +213,4 @@ ci: $(STAMP) check proto-check unit native ##daily what a commit must pass
 clean: ##daily everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help release reference setup check size format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages e2e release-trial foreign-image cluster
+.PHONY: help release reference setup check size format test unit component native native-mig native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages e2e release-trial foreign-image cluster

@@ -29,7 +29,6 @@ from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharin
 from tests.fakes.metrics import service_metrics
 from tests.native import standin
 from tests.native.card_watch import Watch
-from tests.native.driven import INSTANCES
 from tests.native.programs import built_interposer, compiled
 from vcuda.page.layout import uuid_text
 from vcuda.page.usage import SLOT_SIZE, USAGE_HEAD_SIZE, CardUsage, Slot, read_usage
@@ -37,7 +36,9 @@ from vcuda.page.usage import SLOT_SIZE, USAGE_HEAD_SIZE, CardUsage, Slot, read_u
 
 def uuid_of(card: int) -> CardUuid:
     """The stand-in's cards have UUIDs that their numbers decide."""
-    return CardUuid(uuid_text(bytes(((card + 1) * 37 + at * 101) & 255 for at in range(16)), INSTANCES))
+    return CardUuid(
+        uuid_text(bytes(((card + 1) * 37 + at * 101) & 255 for at in range(16)), standin.INSTANCES)
+    )
 
 
 CARD = uuid_of(0)
@@ -163,7 +164,6 @@ class World:
                 self.state,
                 self.version,
                 cards=self.cards,
-                instances=INSTANCES,
                 **self.settings,
                 **settings,
             ),
@@ -187,9 +187,7 @@ class World:
         """What the first card says whom it serves; ends with the world at the latest."""
         self.watches.append(
             Watch(
-                standin.environment(
-                    self.state, self.version, cards=self.cards, instances=INSTANCES, **self.settings
-                ),
+                standin.environment(self.state, self.version, cards=self.cards, **self.settings),
                 period_ms,
             )
         )

@@ -37,8 +37,6 @@ CARD_BYTES: Final = 16 << 30
 DOORS: Final = ("mount", "preload")
 """Where programs meet the library: in the driver's place, or preloaded before a driver that comes first on the search
 path."""
-INSTANCES: Final = int(os.environ.get("VCUDA_INSTANCES", "0"))
-"""1: every card is a MIG instance, which ``make native-mig`` asks for."""
 SANITIZE: Final = os.environ.get("VCUDA_SANITIZE", "")
 """What ``make native-tsan`` asks for; otherwise a test that says so runs plainly and under these:"""
 SANITIZERS: Final = (SANITIZE,) if SANITIZE else ("", "address,undefined")
@@ -163,7 +161,7 @@ class Container:
         self.sanitize, self.settings, self.door = sanitize, settings, door
         self.limits = Limits(
             cards=tuple(
-                CardLimits(uuid(i), memory, None, context_reserve=CONTEXT, instance=INSTANCES)
+                CardLimits(uuid(i), memory, None, context_reserve=CONTEXT, instance=standin.INSTANCES)
                 for i in range(cards)
             )
         )
@@ -206,7 +204,7 @@ class Container:
         chosen = {
             "STATE": self.state,
             "MODEL": "small",
-            "INSTANCES": INSTANCES,
+            "INSTANCES": standin.INSTANCES,
             **{k.upper(): v for k, v in self.settings.items()},
         }
         chosen |= {key.upper(): value for key, value in settings.items()}

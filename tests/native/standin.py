@@ -11,6 +11,8 @@ from pathlib import Path
 
 from tests.native.tools import LIB, ROOT, build_tree
 
+INSTANCES = int(os.environ.get("VCUDA_INSTANCES", "0"))
+"""1: every device is a MIG instance, which ``make native-mig`` asks for."""
 VERSIONS = ("12.2", "12.4", "12.9", "13.0", "13.5")
 
 
@@ -29,7 +31,8 @@ def chosen(**settings: object) -> dict[str, str]:
 def environment(state: Path, version: str = "13.0", **settings: object) -> dict[str, str]:
     """What a process needs to find the stand-in: its directory, the machine's state, and settings of the machine."""
     plain = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(built() / version)}
-    return {**plain, "VCUDA_STANDIN_STATE": str(state), "VCUDA_STANDIN_MODEL": "small", **chosen(**settings)}
+    known = {"state": state, "model": "small", "instances": INSTANCES}
+    return {**plain, **chosen(**known), **chosen(**settings)}
 
 
 def python(code: str, env: dict[str, str], *arguments: object) -> subprocess.Popen[str]:
