@@ -32,7 +32,7 @@ _PERMISSIONS: Final = "rw"  # "m" would let the container make more nodes
 _MODE: Final = 0o666  # the driver's own default
 _CARD: Final = re.compile(r"nvidia([0-9]{1,3})", re.ASCII)
 _CAPABILITY: Final = re.compile(r"nvidia-caps/nvidia-cap([0-9]{1,6})", re.ASCII)
-_DRM: Final = re.compile(r"card[0-9]{1,3}|renderD[0-9]{1,4}", re.ASCII)
+_DRM: Final = re.compile(r"(card|render[D])[0-9]{1,4}", re.ASCII)
 _CAPS: Final = "nvidia-caps"  # the driver's word in /proc, in /proc/devices and in /dev
 _READABLE: Final = 0o444  # as the driver has nodes of capabilities made
 # The names under which /proc/devices has the driver's numbers: newer drivers first.
