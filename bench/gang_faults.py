@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
+from typing import Final
 
 from gpu_manager.domain.contract import TerminatingShare
+from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.resources import CORES_PER_CARD, GIB, Amount
 from tests.fakes.extender import UNIT, Obj, node, uuid
 
-_WHOLE = Amount(CORES_PER_CARD, 16 * GIB // UNIT)
+_LINGER: Final = (0.5, 3.0)  # seconds for which a pod's processes outlive it
+_LATE: Final = (0.0, 1.0)  # seconds until an agent has said so
+_WHOLE: Final = Amount(CORES_PER_CARD, 16 * GIB // UNIT)
 
 
 class Kind(Enum):
@@ -39,51 +45,66 @@ class Fault:
 class _State:
     lingering: list[TerminatingShare] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)  # once for each reason
-    away: int = 0  # how many reasons there are
+    away: list[int] = field(default_factory=list)
 
 
 class NodeStates:
-    """The nodes as their agents report them. Each change returns the node's object."""
+    """The nodes as their agents report them; ``show`` is called with a node's object whenever that changes.
 
-    def __init__(self, names: Sequence[str], cards: int) -> None:
-        self._cards = cards
+    ``after`` does something so many seconds later.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        cards: int,
+        dice: random.Random,
+        after: Callable[[float, Callable[[], None]], None],
+        show: Callable[[Obj], None],
+    ) -> None:
+        self._cards, self._dice, self._after, self._show = cards, dice, after, show
         self._states = {name: _State() for name in names}
 
     def all(self) -> list[Obj]:
         """Every node."""
         return [self._object(name) for name in self._states]
 
-    def begin(self, name: str, kind: Kind, card: int) -> Obj:
-        """It happens on that node."""
+    def break_some(self, kind: Kind, seconds: float) -> None:
+        """It happens to any card."""
+        self.break_(self._dice.choice(list(self._states)), kind, self._dice.randrange(self._cards), seconds)
+
+    def break_(self, name: str, kind: Kind, card: int, seconds: float) -> None:
+        """It happens to that card, for so long."""
         state = self._states[name]
         if kind is Kind.LINGERS:
-            return self.hold(name, TerminatingShare(f"gone-{card}", uuid(name, card), _WHOLE))
-        if kind is Kind.CLOSES:
+            self._lingers(name, TerminatingShare("gone", uuid(name, card), _WHOLE), seconds)
+        elif kind is Kind.CLOSES:
             state.closed.append(card)
+            self._until(seconds, name, lambda: state.closed.remove(card))
         else:
-            state.away += 1
-        return self._object(name)
+            state.away.append(card)
+            self._until(seconds, name, lambda: state.away.remove(card))
 
-    def end(self, name: str, kind: Kind, card: int) -> Obj:
-        """It is over there."""
+    def outlive(self, name: str, uid: str, held: Iterable[Allocation]) -> None:
+        """A pod that held this ends before its processes do, and its node's agent says so somewhat later."""
+        for share in [share for one in held for share in one.shares]:
+            left = TerminatingShare(uid, share.card, share.amount)
+            seconds = self._dice.uniform(*_LINGER)
+            self._after(self._dice.uniform(*_LATE), partial(self._lingers, name, left, seconds))
+
+    def _lingers(self, name: str, share: TerminatingShare, seconds: float) -> None:
         state = self._states[name]
-        if kind is Kind.LINGERS:
-            return self.free(name, TerminatingShare(f"gone-{card}", uuid(name, card), _WHOLE))
-        if kind is Kind.CLOSES:
-            state.closed.remove(card)
-        else:
-            state.away -= 1
-        return self._object(name)
+        state.lingering.append(share)
+        self._until(seconds, name, lambda: state.lingering.remove(share))
 
-    def hold(self, name: str, share: TerminatingShare) -> Obj:
-        """Processes of a pod that is gone hold it."""
-        self._states[name].lingering.append(share)
-        return self._object(name)
+    def _until(self, seconds: float, name: str, end: Callable[[], None]) -> None:
+        self._show(self._object(name))
 
-    def free(self, name: str, share: TerminatingShare) -> Obj:
-        """They have ended."""
-        self._states[name].lingering.remove(share)
-        return self._object(name)
+        def over() -> None:
+            end()
+            self._show(self._object(name))
+
+        self._after(seconds, over)
 
     def _object(self, name: str) -> Obj:
         state = self._states[name]

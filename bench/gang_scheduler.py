@@ -12,105 +12,26 @@ from __future__ import annotations
 import heapq
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from admission.cluster.snapshot import NODES
 from admission.config import GANG_SECONDS
 from admission.extender.requeue import Requeue
 from admission.extender.verbs import Reply
-from bench.gang_faults import Fault, Kind, NodeStates
-from gpu_manager.domain.contract import TerminatingShare
+from bench.gang_faults import Kind, NodeStates
+from bench.gang_load import CARDS, Gang, GangPod, Load, Scheduler, member, pod_group, victims
 from gpu_manager.domain.kube.pod import Pod, PodUid
-from tests.fakes.extender import Obj, World, answer, args, pod, uuid
+from tests.fakes.extender import Obj, World, answer, args, uuid
 from tests.fakes.ports import FakeClock
 
 CYCLE_SECONDS: Final = 0.005
 _LAG: Final = (0.0, 1.0)  # of a watch
 _BACKOFF: Final = (1.0, 10.0)
 _FLUSH: Final = 300.0
-_CARDS: Final = 8
-_LINGER: Final = (0.5, 3.0)  # seconds for which a pod's processes outlive it by their agent's reports
 _SAMPLE: Final = 0.7  # of the nodes are asked about
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduler:
-    """``permit``: seconds that a member waits for the others, 0 for not at all; ``whole``: all members of a
-    gang are judged in one cycle; ``mark``: labels, annotations and the PodGroup's API.
-    """
-
-    permit: float
-    whole: bool
-    api: str
-
-
-SCHEDULERS: Final = {
-    "coscheduling": Scheduler(60.0, whole=False, api="scheduling.x-k8s.io"),
-    "in-tree": Scheduler(300.0, whole=True, api="scheduling.k8s.io"),
-    "kueue": Scheduler(0.0, whole=False, api=""),
-}
-
-
-@dataclass(slots=True)
-class Gang:
-    """``size`` members that run together for ``seconds`` once all are bound. ``disturbed``: a member was
-    deleted or preempted while some were bound and not all.
-    """
-
-    name: str
-    size: int
-    core: int
-    priority: int
-    seconds: float
-    came: float
-    pods: dict[str, _Pod] = field(default_factory=dict)  # that there are, by UID
-    partly_since: float | None = None
-    worst: float = 0.0  # the longest time for which a part of it was bound
-    disturbed: bool = False
-    runs: bool = False
-    done: float | None = None
-
-
-@dataclass(slots=True)
-class _Pod:
-    obj: Obj
-    gang: Gang
-    queued: float
-    tries: int = 0
-    until: float = 0.0  # in backoff until then
-    parked: float | None = None  # no event has come since it failed
-    deaf: bool = False  # only a pod that is added, or its sibling's success, counts as an event
-    node: str = ""  # assumed there
-    bound: bool = False
-    permit_ends: float | None = None
-    cycle: int = 0  # rises whenever it is given up, so that what is under way for it has no effect
-    nominated: str = ""
-
-    @property
-    def name(self) -> str:
-        return str(self.obj["metadata"]["name"])
-
-    @property
-    def uid(self) -> str:
-        return str(self.obj["metadata"]["uid"])
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Gangs that come at ``share`` of what the cards can do. Without ``together`` pods are marked by nothing,
-    and each runs by itself. ``judged``: the extender judges members together. ``fault`` happens once.
-    """
-
-    gangs: int
-    nodes: int
-    share: float = 0.95
-    together: bool = True
-    judged: bool = True
-    disturbances: bool = True
-    fault: Fault | None = None
 
 
 class Model:
@@ -122,10 +43,10 @@ class Model:
         self._clock = FakeClock(0.0)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
-        self._pods: dict[str, _Pod] = {}
+        self._pods: dict[str, GangPod] = {}
         self._names = [f"n{i}" for i in range(load.nodes)]
         self._groups: dict[str, Obj] = {}
-        self._nodes = NodeStates(self._names, _CARDS)
+        self._nodes = NodeStates(self._names, CARDS, self._random, self._after, self._show_node)
         self._world = self._new_world([])
         self.asked = 0  # calls to the extender
         self.touches = 0  # of pods, that they are asked about again
@@ -134,7 +55,7 @@ class Model:
         self._ended: dict[str, int] = {}
         self._singles: list[Gang] = []
         self._quiet = 0.0  # from then on nothing is disturbed
-        self._free = dict.fromkeys(self._names, 100 * _CARDS)
+        self._free = dict.fromkeys(self._names, 100 * CARDS)
         self.gangs: list[Gang] = []
         self.changes = 0  # of leader
         self.preempted = 0
@@ -142,15 +63,15 @@ class Model:
     def run(self, most_seconds: float) -> float:
         """Let all gangs come and end; when the last did, or when nothing more is waited for."""
         if self._load.gangs:
-            self.bring(self._drawn())
+            self.bring(self._load.drawn(self._random))
         came = max(gang.came for gang in self.gangs)
         self._every(1.0, self._chores)
         if self._load.disturbances:
             self._every(9.0, self._delete_one)
             self._every(150.0, self._change_leader)
             self._every(25.0, self._urgent)
-            self._every(40.0, partial(self._break_some, Kind.CLOSES, 20.0))
-            self._every(70.0, partial(self._break_some, Kind.LEAVES, 6.0))
+            self._every(40.0, partial(self._nodes.break_some, Kind.CLOSES, 20.0))
+            self._every(70.0, partial(self._nodes.break_some, Kind.LEAVES, 6.0))
         self._quiet, ends = came, came + most_seconds
         while self.time < ends and any(gang.done is None for gang in self.gangs):
             self._step()
@@ -172,57 +93,20 @@ class Model:
 
     # What comes.
 
-    def _drawn(self) -> list[Gang]:
-        """Gangs that come evenly over the time in which the cards could do that much."""
-        made, card_seconds = [], 0.0
-        for number in range(self._load.gangs):
-            size, core = self._random.randint(2, 8), self._random.choice((30, 50, 100, 100, 200))
-            seconds = self._random.uniform(60, 240)
-            priority = 5 if self._random.random() < 0.1 else 0
-            made.append(Gang(f"g{number}", size, core, priority, seconds, 0.0))
-            card_seconds += size * core / 100 * seconds
-        span = card_seconds / (self._load.nodes * _CARDS * self._load.share)
-        for gang in made:
-            gang.came = self._random.uniform(0.0, span)
-        return made
-
     def _come(self, gang: Gang, late: int, late_seconds: float) -> None:
         if self._scheduler.api and self._load.together:
-            size: Mapping[str, Any] = {"minMember": gang.size}
-            if self._scheduler.api == "scheduling.k8s.io":
-                size = {"schedulingPolicy": {"gang": {"minCount": gang.size}}}
-            self._group(gang, {"metadata": {"namespace": "default", "name": gang.name}, "spec": size})
+            self._groups[gang.name] = group = pod_group(gang, self._scheduler)
+            self._world.members.take_group(self._scheduler.api, group, gone=False)
         for index in range(gang.size):
             pause = late_seconds if index < late else self._random.uniform(0.0, 3.0)
             self._after(pause, partial(self._create, gang, index))
 
-    def _group(self, gang: Gang, obj: Obj) -> None:
-        self._groups[gang.name] = obj
-        self._world.members.take_group(self._scheduler.api, obj, gone=False)
-
     def _create(self, gang: Gang, index: int) -> None:
         self._number += 1
-        labels, annotations, spec = {}, {}, {}
-        if self._load.together:
-            if not self._scheduler.api:
-                labels["kueue.x-k8s.io/pod-group-name"] = gang.name
-                annotations["kueue.x-k8s.io/pod-group-total-count"] = str(gang.size)
-            elif self._scheduler.whole:
-                spec["schedulingGroup"] = {"podGroupName": gang.name}
-            else:
-                labels["scheduling.x-k8s.io/pod-group"] = gang.name
-        obj = pod(
-            f"{gang.name}-{index}",
-            gang.core,
-            16 if gang.core < 100 else None,
-            uid=f"uid-{self._number}",
-            labels=labels,
-            annotations=annotations,
-            priority=gang.priority,
-        )
-        obj["spec"] |= spec
+        mark = self._scheduler if self._load.together else None
+        obj = member(gang, index, f"uid-{self._number}", mark)
         self._world.api.put(obj)
-        one = _Pod(obj, gang, self.time)
+        one = GangPod(obj, gang, self.time)
         self._pods[one.uid] = gang.pods[one.uid] = one
         self._show(obj)
 
@@ -259,11 +143,11 @@ class Model:
         elif found.uid in self._pods:
             self._cycle(found)
 
-    def _next(self) -> _Pod | None:
+    def _next(self) -> GangPod | None:
         ready = [one for one in self._pods.values() if self._is_ready(one)]
         return min(ready, key=lambda one: (-one.gang.priority, one.queued, one.name), default=None)
 
-    def _is_ready(self, one: _Pod) -> bool:
+    def _is_ready(self, one: GangPod) -> bool:
         if one.node or one.bound or one.until > self.time:
             return False
         if one.parked is not None and self.time - one.parked < _FLUSH:
@@ -274,7 +158,7 @@ class Model:
 
     # A scheduling cycle.
 
-    def _cycle(self, one: _Pod) -> None:
+    def _cycle(self, one: GangPod) -> None:
         where = self._place(one)
         if not where:
             return
@@ -308,7 +192,7 @@ class Model:
             if one.node and not one.bound:
                 self._fail(one, "the gang does not fit")
 
-    def _place(self, one: _Pod) -> str:
+    def _place(self, one: GangPod) -> str:
         """A node for the pod: by sums, by the extender, then by scores that know nothing of cards."""
         names = [name for name in self._names if self._free[name] >= one.gang.core]
         self._random.shuffle(names)
@@ -329,14 +213,15 @@ class Model:
             return ""
         if len(fitting) == 1:
             return str(fitting[0])
-        given = answer_list(self._ask("prioritize", args(shown, fitting)))
+        scores = json.loads(self._ask("prioritize", args(shown, fitting)).body)
+        given = {each["Host"]: each["Score"] for each in scores}
         others = {name: self._random.randint(0, 300) for name in fitting}  # the other plugins' scores
         return str(max(fitting, key=lambda name: 10 * given[name] + others[name]))
 
-    def _as_shown(self, one: _Pod) -> Obj:
+    def _as_shown(self, one: GangPod) -> Obj:
         return self._world.api.pods["default", one.name]
 
-    def _unfit(self, one: _Pod, nodes: list[str]) -> None:
+    def _unfit(self, one: GangPod, nodes: list[str]) -> None:
         """No node took it: PostFilter of preemption, and of coscheduling."""
         self._evict_for(one, nodes)
         if self._scheduler.permit and not self._scheduler.whole and self._load.together:
@@ -345,19 +230,13 @@ class Model:
                     self._fail(other, "another member has no node", deaf=True)
         self._fail(one, f"0/{len(self._names)} nodes are available")
 
-    def _evict_for(self, one: _Pod, nodes: list[str]) -> None:
+    def _evict_for(self, one: GangPod, nodes: list[str]) -> None:
         """By sums, as the in-tree plugin tries it: a node with room by sums has no victims."""
         offered = {}
         for name in nodes:
             here = [other for other in self._pods.values() if other.bound and other.node == name]
-            lower = [other for other in here if other.gang.priority < one.gang.priority]
-            lower.sort(key=lambda other: other.gang.core)
-            free, victims = self._free[name], []
-            while free < one.gang.core and lower:
-                victims.append(lower.pop())
-                free += victims[-1].gang.core
-            if victims and free >= one.gang.core:
-                offered[name] = {"Pods": [{"UID": other.uid} for other in victims], "NumPDBViolations": 0}
+            if found := victims(one, here, self._free[name]):
+                offered[name] = {"Pods": [{"UID": other.uid} for other in found], "NumPDBViolations": 0}
         if not offered:
             return
         question = {"Pod": self._as_shown(one), "NodeNameToMetaVictims": offered}
@@ -373,11 +252,11 @@ class Model:
 
     # Between choice and bind.
 
-    def _assume(self, one: _Pod, where: str) -> None:
+    def _assume(self, one: GangPod, where: str) -> None:
         one.node, one.parked, one.nominated = where, None, ""
         self._free[where] -= one.gang.core
 
-    def _permit(self, one: _Pod) -> None:
+    def _permit(self, one: GangPod) -> None:
         one.permit_ends = self.time + self._scheduler.permit
         cycle = one.cycle
 
@@ -395,7 +274,7 @@ class Model:
                 one.permit_ends = None
                 self._bind_soon(one)
 
-    def _bind_soon(self, one: _Pod) -> None:
+    def _bind_soon(self, one: GangPod) -> None:
         """PreBind takes longer for some: a volume, an image's secret."""
         slow = self._random.random() < 0.1
         cycle = one.cycle
@@ -406,7 +285,7 @@ class Model:
 
         self._after(self._random.uniform(2.0, 15.0) if slow else self._random.uniform(0.0, 0.3), bind)
 
-    def _bind(self, one: _Pod) -> None:
+    def _bind(self, one: GangPod) -> None:
         meta = one.obj["metadata"]
         body = {"PodName": one.name, "PodNamespace": "default", "PodUID": meta["uid"], "Node": one.node}
         cycle = one.cycle
@@ -423,7 +302,7 @@ class Model:
         self._show(self._as_shown(one))
         self._count(one.gang)
 
-    def _fail(self, one: _Pod, reason: str, *, error: bool = False, deaf: bool = False) -> None:
+    def _fail(self, one: GangPod, reason: str, *, error: bool = False, deaf: bool = False) -> None:
         """It goes back to the queue: to wait for an event, or after an error for a moment.
 
         ``deaf``: coscheduling has rejected it in Permit, which registers for pods that are added alone.
@@ -453,7 +332,8 @@ class Model:
         fault = self._load.fault
         if fault is not None and fault.at == self.asked:
             for name in self._names[: fault.nodes]:
-                self._break(name, fault.kind, fault.card, fault.seconds)
+                if fault.kind is not Kind.LINGERS or self._is_idle(name, fault.card):
+                    self._nodes.break_(name, fault.kind, fault.card, fault.seconds)
         reply: Reply = getattr(self._world.extender, verb)(body)
         return reply
 
@@ -466,34 +346,11 @@ class Model:
             act()
         self._clock.time = max(self.time, ends)
 
-    # What happens to cards.
-
-    def _break_some(self, kind: Kind, seconds: float) -> None:
-        self._break(self._random.choice(self._names), kind, self._random.randrange(_CARDS), seconds)
-
-    def _break(self, name: str, kind: Kind, card: int, seconds: float) -> None:
-        view, where = self._world.cluster.snapshot().nodes[name], uuid(name, card)
-        there = {
-            uid for uid in view.ledger.pods if any(where in a.cards for a in view.ledger.of_pod(uid).values())
-        }
-        if kind is Kind.LINGERS and not all(map(self._world.cluster.expected_on, there)):
-            return  # who is bound there has it for himself
-        self._show_node(self._nodes.begin(name, kind, card))
-        self._after(seconds, lambda: self._show_node(self._nodes.end(name, kind, card)))
-
-    def _outlive(self, one: _Pod) -> None:
-        """Its processes end after it, and its node's agent reports so meanwhile."""
-        view = self._world.cluster.snapshot().nodes.get(one.node)
-        held = view.ledger.of_pod(PodUid(one.uid)).values() if view else ()
-        for share in [share for allocation in held for share in allocation.shares]:
-            left, name = TerminatingShare(one.uid, share.card, share.amount), one.node
-            begins = self._random.uniform(*_LAG)
-            self._after(begins, partial(self._lingers, name, left))
-
-    def _lingers(self, name: str, left: TerminatingShare) -> None:
-        self._show_node(self._nodes.hold(name, left))
-        ends = self._random.uniform(*_LINGER)
-        self._after(ends, lambda: self._show_node(self._nodes.free(name, left)))
+    def _is_idle(self, name: str, card: int) -> bool:
+        """True if no pod is bound to that card."""
+        ledger, where = self._world.cluster.snapshot().nodes[name].ledger, uuid(name, card)
+        there = (uid for uid in ledger.pods if any(where in one.cards for one in ledger.of_pod(uid).values()))
+        return all(map(self._world.cluster.expected_on, there))
 
     def _show_node(self, obj: Obj) -> None:
         self._world.cluster.apply(NODES, "MODIFIED", obj)
@@ -524,7 +381,7 @@ class Model:
         if pods:
             self._delete(self._random.choice(pods))
 
-    def _delete(self, one: _Pod) -> None:
+    def _delete(self, one: GangPod) -> None:
         gang = one.gang
         if not gang.runs and any(other.bound for other in gang.pods.values()):
             gang.disturbed = True
@@ -533,15 +390,16 @@ class Model:
         index = int(one.name.rpartition("-")[2])
         self._after(self._random.uniform(0.2, 2.0), lambda: self._create(gang, index))
 
-    def _remove(self, one: _Pod) -> None:
+    def _remove(self, one: GangPod) -> None:
         if self._pods.pop(one.uid, None) is None:
             return
         one.gang.pods.pop(one.uid)
         one.cycle += 1
         if one.node:
             self._free[one.node] += one.gang.core
-        if one.bound and self._load.disturbances:
-            self._outlive(one)
+        view = self._world.cluster.snapshot().nodes.get(one.node) if self._load.disturbances else None
+        if one.bound and view is not None:
+            self._nodes.outlive(one.node, one.uid, view.ledger.of_pod(PodUid(one.uid)).values())
         gone = self._world.api.pods.pop(("default", one.name))
         world = self._world
         self._after(self._random.uniform(*_LAG), lambda: world.delete_seen(gone))
@@ -628,21 +486,16 @@ class Model:
         for one in list(gang.pods.values()):
             self._remove(one)
 
-    def _count_singles(self, gang: Gang, bound: list[_Pod]) -> None:
+    def _count_singles(self, gang: Gang, bound: list[GangPod]) -> None:
         for one in bound:
             if one.uid not in self._running:
                 self._running.add(one.uid)
                 self._after(gang.seconds, partial(self._end_single, one))
 
-    def _end_single(self, one: _Pod) -> None:
+    def _end_single(self, one: GangPod) -> None:
         if one.uid not in self._pods:
             return
         self._remove(one)
         self._ended[one.gang.name] = self._ended.get(one.gang.name, 0) + 1
         if self._ended[one.gang.name] == one.gang.size:
             one.gang.done = self.time
-
-
-def answer_list(reply: Reply) -> dict[str, int]:
-    """The scores that prioritize gave."""
-    return {entry["Host"]: entry["Score"] for entry in json.loads(reply.body)}

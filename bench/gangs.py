@@ -1,5 +1,5 @@
 """``gang_partial``, ``gang_livelocks``, ``gang_throughput_percent``: gangs of 2 to 8 at 95 % load, beside
-deletions, preemption, slow Bindings and changes of leader, with each kind of scheduler.
+deletions, preemption, slow Bindings, cards that close and changes of leader, with each kind of scheduler.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from bench.gang_scheduler import SCHEDULERS, Load, Model
+from bench.gang_load import SCHEDULERS, Load
+from bench.gang_scheduler import Model
 from bench.rows import Row
 
 PARTIAL_SECONDS: Final = 30.0

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from admission.cluster.snapshot import NODES
 from admission.extender.binding import HOLD_SECONDS
 from bench.gang_faults import Fault, Kind
-from bench.gang_scheduler import SCHEDULERS, Gang, Load, Model
+from bench.gang_load import SCHEDULERS, Gang, Load
+from bench.gang_scheduler import Model
 from bench.gangs import PARTIAL_SECONDS
 from gpu_manager.domain.contract import TerminatingShare
 from gpu_manager.domain.resources import CORES_PER_CARD, GIB, Amount

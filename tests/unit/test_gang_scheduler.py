@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench.gang_scheduler import SCHEDULERS, Gang, Load, Model
+from bench.gang_load import SCHEDULERS, Gang, Load
+from bench.gang_scheduler import Model
 from bench.gangs import PARTIAL_SECONDS
 
 TWO_NODES = 2
