@@ -50,14 +50,14 @@ class _Kept:
 @dataclass(slots=True)
 class _Refusal:
     """Why a gang has no places, by a question at that time, when it had so many members. ``fits``: whether
-    all of them had room when that was last tried, at ``tried``, in the state of generation ``turn``.
+    all of them had room when that was last tried, at ``tried``, in the state of that ``age``.
     """
 
     text: str
     at: float
     members: int
     tried: float
-    turn: int = -1
+    age: int
     fits: bool = False
 
 
@@ -95,6 +95,7 @@ class GangKeeper:
         self._refusals: dict[GangKey, _Refusal] = {}  # the last, of gangs that have no places
         self._evictions: dict[GangKey, tuple[float, bool]] = {}  # tried when, and whether all would fit
         self._last_trial = -_TRIAL_SECONDS
+        self._states = 0, -1  # how many states there were, and the generation of the present one
         self._last_hold: tuple[GangKey, int, Hold | None] | None = None  # by the state of that generation
         self._resumes: set[GangKey] = set()  # begun under the last leader
 
@@ -121,10 +122,12 @@ class GangKeeper:
             last = self._refusals.get(gang)
             if last is not None and now - last.at < _TRIAL_SECONDS and last.members == there:
                 return last.text  # the others are asked about at once; what is judged for one holds for all
+            age = self._age()
             refused = self._complete(gang, pod, names)
             if refused:
-                self._refusals[gang] = _Refusal(refused, now, there, now)
-                self._free(gang, refused)
+                self._refusals[gang] = _Refusal(refused, now, there, now, age)
+                if not self._free(gang, refused):
+                    self._left_as_it_was()
             else:
                 self._refusals.pop(gang, None)
             return refused
@@ -184,13 +187,14 @@ class GangKeeper:
             if last is None or self._too_few(gang):
                 return False
             pause = max(1.0, len(self._refusals) / _TRIALS)
-            if now >= last.tried + pause and last.turn != self._cluster.glance().turn:
+            if now >= last.tried + pause and last.age != self._age():
                 wanted = self._wanted(gang, pod, need)
                 missing = [Missing(one) for one in wanted if not self._cluster.expected_on(one.uid)]
                 last.fits, last.tried = self._seats().take(missing, now) is None, now
                 if last.fits:
                     self._cluster.withdraw(one.pod.uid for one in missing)
-                last.turn = self._cluster.glance().turn
+                self._left_as_it_was()
+                last.age = self._age()
             return last.fits
 
     def make_way(self, question: FeasibilityCheck) -> bool:
@@ -340,6 +344,17 @@ class GangKeeper:
         self._evictions[gang] = now, fits
         return fits
 
+    def _age(self) -> int:
+        """The number of the cluster's present state, in which a gang that had no room has none."""
+        count, turn = self._states
+        if turn != self._cluster.glance().turn:
+            self._states = count + 1, self._cluster.glance().turn
+        return self._states[0]
+
+    def _left_as_it_was(self) -> None:
+        """Places were taken on trial and given back: the state is the one before."""
+        self._states = self._states[0], self._cluster.glance().turn
+
     def _may_try(self) -> bool:
         now = self._clock.monotonic()
         if now - self._last_trial < _TRIAL_SECONDS:
@@ -443,8 +458,8 @@ class GangKeeper:
     def _keep(self, gang: GangKey) -> _Kept:
         return self._kept.setdefault(gang, _Kept(self._clock.monotonic()))
 
-    def _free(self, gang: GangKey, reason: str) -> None:
-        """End all places of the gang. Members that are bound stay, and are named."""
+    def _free(self, gang: GangKey, reason: str) -> bool:
+        """End all places of the gang; False if it has none. Members that are bound stay, and are named."""
         placed = self._placed(gang)
         self._kept.pop(gang, None)
         if placed:
@@ -453,6 +468,7 @@ class GangKeeper:
             log.info("gang_released", gang=where, reason=reason, places=len(placed), bound=bound)
         for uid in placed:
             self._cluster.give_up(uid)
+        return bool(placed)
 
 
 def _is_free(view: NodeView, uid: PodUid) -> bool:
