@@ -15,6 +15,7 @@ from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
+from sandbox.kubelet import Step
 from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig, container, pod
 
@@ -50,6 +51,26 @@ def test_a_pod_without_a_card_does_not_get_the_grant_of_one_that_cannot_be_read(
         assert {uid for uid, _ in rig.state.view.grants} == {new["metadata"]["uid"]}
         (limit,) = rig.limits(result, "c")
         assert (limit.cores, limit.memory) == (30, 5 * GIB)
+
+
+def test_a_pod_that_is_known_too_late_does_not_run_on_a_card_that_it_excludes(tmp_path: Path) -> None:
+    """Its cores were granted while it could not be read; its memory is asked for once it can be."""
+    with beside_a_stranded(tmp_path) as (rig, _):
+        wanted = rig.states[7].card.uuid
+        new = pod("new", container("c", 30, 20), annotations={"tencent.com/gpu-uuid": wanted})
+
+        def reads_again(step: Step) -> None:
+            if (step.name, step.resource) == ("GetPreferredAllocation", MEMORY):
+                rig.pods.away = False
+                rig.pods.bind(rig.parsed(new))
+
+        rig.kubelet.hooks.order = sorted  # cores first
+        rig.kubelet.hooks.before = reads_again
+        rig.pods.away = True
+        result = rig.admit(new, watched=False)
+        assert not result.admitted
+        assert "gpu-uuid" in result.message, result.message
+        assert PodUid(new["metadata"]["uid"]) not in {uid for uid, _ in rig.state.view.grants}
 
 
 def test_a_pod_under_first_admission_is_named_although_another_cannot_be_read(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ import structlog
 
 from gpu_manager.domain.admission_match import ContainerCandidate
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import CARRIERS, CORE, MEMORY, NVIDIA, RESOURCES
+from gpu_manager.domain.contract import CARRIERS, CORE, GPU_MODEL, GPU_UUID, MEMORY, NVIDIA, RESOURCES
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.placement.place import find, place
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of, priority_of
-from gpu_manager.domain.rules.pod_request import container_request
+from gpu_manager.domain.rules.pod_request import bound_request, container_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
 from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.services.allocation import planner
@@ -139,7 +139,8 @@ def identify(books: Books, candidate: ContainerCandidate, listed: Mapping[str, f
     """Assign unidentified grants to the container for which the kubelet lists their device ids.
 
     Raises:
-        DoesNotFit: the card that Allocate answered with has no room for the container's whole request.
+        DoesNotFit, RequestInvalid: the card that Allocate answered with has no room for the container's whole
+            request, or the pod may not use it.
     """
     pod, container = candidate.pod, candidate.container
     books.meant.pop(candidate.key, None)
@@ -162,6 +163,7 @@ def identify(books: Books, candidate: ContainerCandidate, listed: Mapping[str, f
                     f"it asks for parts of {asked.parts} cards and was answered with "
                     f"{len(grant.allocation.shares)}: delete the pod, so that a new one is admitted"
                 )
+            _check_allowed(books, pod, grant.allocation.cards)
             shares = _shares(books, grant.allocation.cards, asked)
             allocation = Allocation(
                 pod.uid,
@@ -177,6 +179,16 @@ def identify(books: Books, candidate: ContainerCandidate, listed: Mapping[str, f
         books.put(Grant(allocation, grant.directory, legal_ceiling_of(pod) or 0, ids))
         planner.plan_again(books, pod)
         log.info("pod_identified", pod=pod.key, container=container.name, directory=grant.directory)
+
+
+def _check_allowed(books: Books, pod: Pod, cards: tuple[CardUuid, ...]) -> None:
+    request = bound_request(pod, books.node.unit)
+    barred = [s.card.index for s in books.node.cards if s.card.uuid in cards and not request.allows(s.card)]
+    if barred:
+        raise DoesNotFit(
+            f"it was given card {', '.join(map(str, barred))} before its pod could be read, which allows "
+            f"other cards alone ({GPU_MODEL}, {GPU_UUID}): delete the pod, so that a new one is admitted"
+        )
 
 
 def cards_for(books: Books, candidate: ContainerCandidate) -> tuple[CardUuid, ...]:
