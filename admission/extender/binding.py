@@ -80,7 +80,7 @@ class BindingApi(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Obstacle:
     """Why a pod is not bound at this moment. ``passes``: the reason ends by itself, as a rule in seconds."""
 
     reason: str
@@ -133,7 +133,7 @@ class Binder:
         clock: Clock,
         rules: BindRules,
         count: Callable[[str, str], None] = lambda _name, _label: None,
-        gang: Callable[[PodUid, str], Hold | None] = lambda _uid, _node: None,
+        gang: Callable[[PodUid, str], Obstacle | None] = lambda _uid, _node: None,
         recorded: Recorded = unrecorded,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -299,25 +299,25 @@ class Binder:
         A member that was refused would leave a gang in part: its scheduler binds all of them at once.
         """
         found = self._reserve(occupant, node)
-        if not isinstance(found, Hold):
+        if not isinstance(found, Obstacle):
             return found
         with self._lock:
             waits = found.passes and self._waiting < _MOST_WAITING
             self._waiting += waits
         ends = self._clock.monotonic() + HOLD_SECONDS
         try:
-            while waits and isinstance(found, Hold) and found.passes and self._clock.monotonic() < ends:
+            while waits and isinstance(found, Obstacle) and found.passes and self._clock.monotonic() < ends:
                 self._pause(_POLL_SECONDS)
                 found = self._reserve(occupant, node)
         finally:
             with self._lock:
                 self._waiting -= waits
-        if isinstance(found, Hold):
+        if isinstance(found, Obstacle):
             self._count("bind_conflicts", "gang")
             raise DoesNotFit(found.reason)
         return found
 
-    def _reserve(self, occupant: PodView, node: str) -> dict[str, str] | Hold:
+    def _reserve(self, occupant: PodView, node: str) -> dict[str, str] | Obstacle:
         """Judge and reserve in one step under the lock of the whole cluster, since a quota spans the
         cluster.
         """

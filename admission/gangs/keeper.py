@@ -17,7 +17,7 @@ from admission.cluster.node_view import AWAY, NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState
 from admission.config import GANG_SECONDS
-from admission.extender.binding import Hold
+from admission.extender.binding import Obstacle
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Unfit
 from admission.gangs.members import MOST_MEMBERS, GangKey, GangMembers, GangState, mark_of, named, shown
 from admission.gangs.seats import Missing, Seats
@@ -96,7 +96,7 @@ class GangKeeper:
         self._evictions: dict[GangKey, tuple[float, bool]] = {}  # tried when, and whether all would fit
         self._last_trial = -_TRIAL_SECONDS
         self._states = 0, -1  # how many states there were, and the generation of the present one
-        self._last_hold: tuple[GangKey, int, Hold | None] | None = None  # by the state of that generation
+        self._last_hold: tuple[GangKey, int, Obstacle | None] | None = None  # by the state of that generation
         self._resumes: set[GangKey] = set()  # begun under the last leader
 
     # What a scheduler asks.
@@ -144,7 +144,7 @@ class GangKeeper:
         with self._cluster.lock:
             return self._cluster.expected_on(uid) if self.members.gang_of(uid) in self._kept else ""
 
-    def hold(self, uid: PodUid, node: str) -> Hold | None:
+    def hold(self, uid: PodUid, node: str) -> Obstacle | None:
         """What keeps the member from being bound to that node at this moment; None if nothing does, or if its
         bind is judged by the node alone.
 
@@ -163,7 +163,7 @@ class GangKeeper:
             placed = self._placed(gang)
             if len(placed) < need:
                 have = f"{len(placed)} of the {need} members that {named(gang)} lacks have a place"
-                return Hold(f"{have}: none is bound until all have")
+                return Obstacle(f"{have}: none is bound until all have")
             turn, last = self._cluster.glance().turn, self._last_hold
             if last is None or last[:2] != (gang, turn):
                 found = (self._closed(one, where) for one, where in {**placed, uid: node}.items())
@@ -410,14 +410,14 @@ class GangKeeper:
         view = self._cluster.glance().nodes.get(node)
         return view is not None and self._stands(uid, node) and _is_free(view, uid)
 
-    def _closed(self, uid: PodUid, node: str) -> Hold | None:
+    def _closed(self, uid: PodUid, node: str) -> Obstacle | None:
         """Why the member's bind to that node would be refused now, or move it to other cards; None if it
         would be bound where its place is kept.
         """
         pod, snapshot = self._cluster.pod(uid), self._cluster.glance()
         view = snapshot.nodes.get(node)
         if pod is None or view is None:
-            return Hold(f"a pod or the node {printable(node)} is gone")
+            return Obstacle(f"a pod or the node {printable(node)} is gone")
         try:
             request = judged_request(pod.pod, self._cluster.unit, self._cores)
         except RequestInvalid:
@@ -430,7 +430,9 @@ class GangKeeper:
         gone = view.gone - view.held_claims.keys()
         passes = view.problem == AWAY or bool(gone and question.without(view, gone))
         ends = "for a moment" if passes else "any more"
-        return Hold(f"the place of {printable(pod.pod.name)} on {printable(node)} is not free {ends}", passes)
+        return Obstacle(
+            f"the place of {printable(pod.pod.name)} on {printable(node)} is not free {ends}", passes
+        )
 
     def _bound(self, gang: GangKey) -> int:
         """How many members are bound, or are being bound, or have succeeded while others live."""

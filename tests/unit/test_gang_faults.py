@@ -35,7 +35,7 @@ def runs_whole(scheduler, fault, nodes, seed):
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     kind=st.sampled_from(Kind),
     at=st.integers(1, CALLS),
@@ -48,7 +48,7 @@ def test_wherever_a_card_closes_for_a_moment_the_gang_runs_whole(scheduler, kind
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(kind=st.sampled_from(Kind), at=st.integers(1, CALLS), card=st.integers(0, 7), seed=st.integers(0, 99))
 def test_wherever_a_card_closes_for_good_the_gang_runs_whole_where_there_is_room(
     scheduler, kind, at, card, seed
