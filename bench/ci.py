@@ -49,6 +49,7 @@ def steps(makefile: str) -> list[str]:
 def rows(*, full: bool) -> list[Row]:
     """One row: minutes of all targets; the note says how they are made up, and which failed."""
     with tempfile.TemporaryDirectory(prefix="vcuda-ci-") as name:
+        Path(name).chmod(0o755)  # some tests run programs of the clone as another user
         clone = Path(name) / "clone"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
         if (beside := ROOT.parent / SHARED).exists():
