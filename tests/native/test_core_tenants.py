@@ -53,7 +53,7 @@ def test_a_container_that_comes_and_goes_leaves_the_others_their_share(shared: W
         begin = time.monotonic_ns()
         for _ in range(2):
             shared.start(guest, "stream", 4000, 1.2, 100).finish()
-        assert until(lambda: service._published.get((steady.name, CARD), 1.0) == 1.0)
+        assert until(lambda: service._published.get((steady.name, CARD), (1.0, 0)) == (1.0, 0))
         gone = time.monotonic_ns()
         (alone,) = watch.shares([load.process.pid], 500_000_000, 1_000_000_000)
     (beside,) = watch.between([load.process.pid], begin, gone)
