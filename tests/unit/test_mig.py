@@ -19,6 +19,7 @@ from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.mig import (
     MigInstance,
     divides_memory,
+    draws,
     is_instance,
     names_instances,
     number_of,
@@ -268,3 +269,16 @@ def test_what_vanished_under_a_pod_closes_its_place_and_its_parent() -> None:
     assert still_held("MIG-new", MigInstance(PARENT, 8, 0), vanished) == ""
     assert still_held(SLICE, place_, vanished) == ""
     assert still_held("GPU-other", None, vanished) == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "graphics"),
+    [
+        ("NVIDIA H100 MIG 1g.24gb+gfx", True),
+        ("NVIDIA H100 MIG 1g.24gb+me", False),
+        ("NVIDIA H100 MIG 1g.24gb", False),
+        ("NVIDIA A100-SXM4-40GB", False),
+    ],
+)
+def test_an_instance_draws_if_its_profile_says_graphics(model: str, graphics: bool) -> None:
+    assert draws(model) == graphics
