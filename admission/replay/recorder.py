@@ -386,7 +386,7 @@ def _quota(quota: NamespaceQuota, namespace: str, claimed: tuple[Used, Used]) ->
 
 
 def _budgets(decided: PreemptDecision) -> list[Line]:
-    """The budgets that cover pods on these nodes, each with these pods instead of its selector, since labels
+    """The budgets that cover pods on these nodes. Each lists its pods in place of its selector, since labels
     are not recorded.
     """
     nodes = map(decided.nodes.get, decided.asked)

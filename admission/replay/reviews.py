@@ -1,7 +1,8 @@
 """Reviews of the webhooks as lines of a record, and judged again.
 
-Of an object stays what the webhooks read: no images, commands, volumes, labels or status, of other parties'
-annotations only the names, and of environment variables no value but of the two that show cards.
+A recorded object keeps what the webhooks read. Images, commands, volumes, labels and status are left out.
+Annotations of other parties keep their names alone; environment variables have no values, but for the two
+that show cards to a container.
 """
 
 from __future__ import annotations

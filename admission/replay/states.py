@@ -54,8 +54,7 @@ from gpu_manager.domain.score.scorer import Scorer
 # node   all that a node is built from, at a generation: only what differs from its last line; pods by number
 # names  names of nodes, which get the next numbers
 # epoch  the mix of requests and the stock of cards that costs follow from
-# filter, rank, bind, preempt, resize: a decision, at a generation: input and answer
-#
+# filter, rank, bind, preempt, resize: one decision, its input and its answer, at a generation of the state
 # review: an answer of a webhook, with what its checks of the cluster's state returned
 #
 # kube-scheduler asks about nodes in another order for every pod: a question says the order of its nodes.

@@ -334,7 +334,7 @@ def gang_of(size, cores=100):
 
 @contextmanager
 def gang_that_waits(held, size=4):
-    """A gang that needs every card of n1, of which pods hold ``held``; all of its members are refused."""
+    """A gang that needs every card of n1. Pods hold ``held`` cards, so all members of the gang are refused."""
     old = [pod(f"old-{i}", 100, None, on="n1") for i in range(held)]
     gang = gang_of(size)
     with running([node("n1", cards=size)], [*old, *gang], chores=False) as (one, clock, _, writer):

@@ -21,7 +21,8 @@ uint32_t sharers_now(const struct vcuda_limits_view *view, int card, uint64_t no
 /* The greatest figure x 256 of the last seconds that the host spoke; 0: it has not spoken. */
 uint32_t sharers_most(int card);
 
-/* So many processes x 256 had work at once, at most, lately; never less than sharers_now(). `view` is not NULL. */
+/* The greatest number of processes that had work at the same time in the last seconds, x 256. At least sharers_now().
+ * `view` is not NULL. */
 uint32_t sharers_peak(const struct vcuda_limits_view *view, int card, uint64_t now);
 
 /* The divisor x 256 for work that took `elapsed_ns` and would take `expected_ns` on a card of its own. */
