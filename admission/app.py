@@ -57,7 +57,7 @@ from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.adapters.prometheus import PrometheusRanges
 from gpu_manager.adapters.record_ring import RecordRing
-from gpu_manager.adapters.score_routine import names_routine, roll_out_routine
+from gpu_manager.adapters.score_routine import roll_out_routine
 from gpu_manager.domain.contract import ADMISSION_NAME, ADMITTED_CLAIMS, CLAIM_RECORD
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Pod
@@ -237,18 +237,7 @@ def _cluster_access(
     lease, routine = _lease_source(settings, clock, mark.term), roll_out_routine()
     cards = KubePlaceholders(connection, settings.placeholders) if settings.placeholders else None
     return ClusterAccess(
-        _Bindings(pods),
-        pods,
-        lease,
-        record,
-        watch,
-        mark.set,
-        templates,
-        routine,
-        names_routine(),
-        limits,
-        cards,
-        records,
+        _Bindings(pods), pods, lease, record, watch, mark.set, templates, routine, limits, cards, records
     )
 
 

@@ -169,7 +169,6 @@ class SchedulingController:
             gangs=self.gangs,
             minimum_cores=terms.minimum_cores,
             best_nodes=settings.best_nodes,
-            names=access.names,
             never=self._why_never,
             count=metrics.count,
             refused=self._refused,

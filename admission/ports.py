@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from admission.cluster.claim_templates import TemplateApi
 from admission.explain.pending_events import EventSender
 from admission.extender.leader_election import LeaseSource
-from admission.extender.node_names import NamesRoutine
 from admission.extender.resizing import NamespaceQuestion, ResizeApi
 from admission.placeholders.keeper import PlaceholderApi
 from admission.quota.claims_quota import SharedText
@@ -107,7 +106,6 @@ class ClusterAccess:
     mark: Callable[[str], str]  # changes this replica's own pod; its version then. Raises NodeUnready
     templates: TemplateApi | None = None  # None where no pod is turned into a claim
     roll_out: RollOutRoutine | None = None  # None where the package was built without it
-    names: NamesRoutine | None = None  # likewise
     limits: NamespaceQuestion | None = None  # None where no resize is held to Kubernetes' own quotas
     placeholders: PlaceholderApi | None = None  # None where no autoscaler is asked for cards
     records: RecordSink | None = None  # None where no decision is recorded

@@ -32,7 +32,7 @@ from bench import admission_program, admission_rate, books, defrag, roll_outs, s
 from bench.api_process import CARDS, MODELS, node
 from bench.rows import Row, percentile
 from gpu_manager.adapters.machine import SystemClock
-from gpu_manager.adapters.score_routine import names_routine, roll_out_routine
+from gpu_manager.adapters.score_routine import roll_out_routine
 from gpu_manager.domain.cluster.pod_charges import allocation_annotations, allocations_of
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.kube.pod import Pod, parse_pod
@@ -89,7 +89,6 @@ class Scheduler:
             LeastFragmentation(self.cluster, routine=roll_out_routine()),
             binder,
             clock=clock if hurried else None,
-            names=names_routine(),
         )
         self.extender = self.offering()
         self.names = [f"node-{n:05d}" for n in range(nodes)]

@@ -19,7 +19,6 @@ from admission.cluster.node_view import NodeView
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.feasibility import FeasibilityCheck, Unfit
 from admission.extender.many_nodes import Codes, Keys, Numbers, Verdicts, code_of, judge_kinds, worked_out
-from admission.extender.node_names import NameIndex, NamesRoutine, NodeNames, is_plain
 from admission.extender.price_column import PriceColumn
 
 _MOST_COLUMNS: Final = 64  # kinds of request
@@ -45,15 +44,11 @@ class _Column:
 class NodeTable:
     """Thread-safe. Verdicts stay as they were given: kinds are added, and where some are dropped, all lists
     are replaced. ``spare``: kinds that no node has any more, that are kept; at least a quarter of the
-    number of nodes. ``routine`` reads and writes names; without it there is no index of them.
+    number of nodes.
     """
 
-    def __init__(
-        self, cluster: ClusterState, spare: int = _SPARE, routine: NamesRoutine | None = None
-    ) -> None:
+    def __init__(self, cluster: ClusterState, spare: int = _SPARE) -> None:
         self._cluster = cluster
-        self._routine = routine
-        self._index: NameIndex | None = None  # of the names as they stand
         self._spare = spare
         self._lock = threading.Lock()
         self._turn = 0  # the generation up to which changes are known
@@ -63,19 +58,6 @@ class NodeTable:
         self._number: dict[Hashable, int] = {}  # of each kind
         self._views: list[NodeView] = []  # a node of each kind
         self._columns: dict[Hashable, _Column] = {}  # the most recently used last
-
-    @property
-    def index(self) -> NameIndex | None:
-        """The names of the nodes that are known, by their places here; None without a routine, or if a name
-        needs an escape in JSON.
-        """
-        with self._lock:
-            if self._index is None and self._routine is not None and self._place and is_plain(self._place):
-                names = [""] * len(self._kind_at)
-                for name, place in self._place.items():
-                    names[place] = name
-                self._index = NameIndex(names, self._routine)
-            return self._index
 
     def verdicts(
         self, check: FeasibilityCheck, names: Sequence[str], now: Snapshot, late: Callable[[], bool]
@@ -92,13 +74,8 @@ class NodeTable:
         with self._lock:
             if not self._follow(now):
                 return None
-            known = names.places_in(self._index) if isinstance(names, NodeNames) else None
             try:
-                places = (
-                    np.fromiter(map(self._place.__getitem__, names), np.int64, len(names))
-                    if known is None
-                    else known.astype(np.int64)
-                )
+                places = np.fromiter(map(self._place.__getitem__, names), np.int64, len(names))
             except KeyError:
                 return None
             return self._judged(check, places, late)
@@ -141,7 +118,6 @@ class NodeTable:
         if now.names_turn > self._turn:
             for name in self._place.keys() - now.nodes.keys():
                 del self._place[name]
-            self._index = None
         self._turn = now.turn
         new = [view.name for view in changed if view.name not in self._place]
         self._place |= zip(new, range(len(self._kind_at), len(self._kind_at) + len(new)), strict=True)
@@ -164,7 +140,6 @@ class NodeTable:
 
     def _drop_unused(self) -> None:
         """Number the kinds that some node has anew."""
-        self._index = None
         at = self._kind_at[list(self._place.values())].astype(np.intp)
         used, again = np.unique(at, return_inverse=True)
         self._kind_at = again.astype(np.int32)

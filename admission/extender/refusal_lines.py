@@ -5,7 +5,8 @@ Filter gives the reasons of a few nodes in full, and the rest in texts that a sc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import compress, islice
 from typing import Final
 
 import numpy as np
@@ -13,8 +14,7 @@ import numpy as np
 from admission.cluster.node_view import KeptFor, NodeView
 from admission.cluster.pod_view import named
 from admission.extender.feasibility import FeasibilityCheck, Unfit, by_model, with_closed
-from admission.extender.many_nodes import CODE_OF, CODES, Verdicts
-from admission.extender.node_names import NodeNames, NodeReasons
+from admission.extender.many_nodes import CODES, Verdicts, chosen
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_books import with_terminating
 from gpu_manager.domain.cluster.quota import EXCEEDED
@@ -164,45 +164,47 @@ def _taken(request: PodRequest, placement: Placement) -> list[tuple[CardUuid, Am
 FULL_LINES: Final = 8  # nodes reported card by card if none takes the pod; kube-scheduler joins all of them
 _BRIEF_LIMIT: Final = 300  # characters of any other reason
 _MOST_BRIEFS: Final = 64  # distinct ones in one answer
-_ROOM, _NEVER = CODE_OF[Unfit.ROOM], CODE_OF[Unfit.NEVER]
+_ROOMLESS: Final = tuple(code for code, no in CODES.items() if no in (Unfit.ROOM, Unfit.NEVER))
 _UNKNOWN: Final = "no GPU device: this node is not known here yet"
 
 
 def reasons(
     question: FeasibilityCheck,
-    names: NodeNames,
+    names: Sequence[str],
     view_at: Callable[[int], NodeView | None],
     verdicts: Verdicts,
     full: int,
-) -> tuple[NodeReasons, NodeReasons]:
+) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Why each node fails: ``full`` of them card by card (the first ones; of one, the first by name), the
     rest in words that a scheduler can count.
 
     ``view_at`` gives the node of a place in ``names``. The second map has the nodes on which no preemption
     would help.
     """
-    failed, lasting = NodeReasons(names), NodeReasons(names)
-    codes, first = np.frombuffer(verdicts.codes, np.uint8), names.first
+    failed: dict[str, str] = {}
+    lasting: dict[str, str] = {}
+    codes = verdicts.codes
     for code, no in CODES.items():
-        if code not in verdicts.codes:
+        if code not in codes:
             continue
-        fails = np.flatnonzero((codes == code) & first)
+        fails = chosen(codes, code)
         if no in (Unfit.NODE, Unfit.QUOTA, Unfit.KEPT):
             briefs = _Briefs(question)
-            for at, number in enumerate(verdicts.numbers[fails].tolist()):
+            numbers = verdicts.numbers[np.frombuffer(fails, np.bool_)].tolist()
+            for name, number in zip(compress(names, fails), numbers, strict=True):
                 view = verdicts.views[number]
-                (lasting if view else failed).add(fails[at : at + 1], briefs.of(number, view, no))
+                (lasting if view else failed)[name] = briefs.of(number, view, no)
         else:
             text = of_any_node(question.request, no)[:_BRIEF_LIMIT]
-            (lasting if no.lasting else failed).add(fails, text)
-    roomless = np.flatnonzero(((codes == _ROOM) | (codes == _NEVER)) & first)
-    if full == 1 and len(roomless):  # in whatever order nodes come: its line is known from the last question
-        roomless = np.array([names.least(roomless)])
-    for place in roomless[:full].tolist():
-        if (view := view_at(place)) is not None:
-            told = why(question, view)
-            if not failed.change(place, told):
-                lasting.change(place, told)
+            (lasting if no.lasting else failed).update(dict.fromkeys(compress(names, fails), text))
+    roomless = chosen(codes, *_ROOMLESS)
+    places: Iterator[int] = compress(range(len(names)), roomless)
+    if full == 1 and 1 in roomless:  # in whatever order nodes come: its line is known from the last question
+        places = iter([min(places, key=names.__getitem__)])
+    for place in islice(places, full):
+        view = view_at(place)
+        if view is not None:
+            (failed if names[place] in failed else lasting)[names[place]] = why(question, view)
     return failed, lasting
 
 

@@ -18,7 +18,6 @@ from functools import partial
 from http import HTTPStatus
 from typing import Final, Protocol
 
-import numpy as np
 import structlog
 
 from admission.cluster.node_view import NodeView
@@ -30,7 +29,7 @@ from admission.extender.decisions import FilterDecision, PreemptDecision, Record
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.many_nodes import Verdicts, beside_its_gang, judge_nodes
 from admission.extender.node_choice import NodeChoice
-from admission.extender.node_names import LastQuestion, NamesRoutine, NodeNames
+from admission.extender.node_names import LastQuestion, NodeNames
 from admission.extender.node_table import NodeTable
 from admission.extender.preemption import evictions
 from admission.extender.ranking import NodePolicy
@@ -128,9 +127,8 @@ class Extender:
 
     Without a ``clock`` no place is assumed; without ``gangs`` each pod is judged alone. ``best_nodes``:
     filter offers at most so many nodes, the best ones of equal cost; 0: all that fit. ``never``: why a pod
-    is placed nowhere whatever is free, empty if it may be. ``names`` reads and writes the names of nodes;
-    answers are the same without it. ``recorded`` is called for every judgement of filter and prioritize over
-    node names, and of preempt that has to wait for nothing.
+    is placed nowhere whatever is free, empty if it may be. ``recorded`` is called for every judgement of
+    filter and prioritize over node names, and of preempt that has to wait for nothing.
     """
 
     def __init__(
@@ -145,7 +143,6 @@ class Extender:
         gangs: GangJudge | None = None,
         minimum_cores: int = 1,
         best_nodes: int = 0,
-        names: NamesRoutine | None = None,
         never: Callable[[Obj], str] = lambda _pod: "",
         count: Callable[[str, str], None] = lambda _name, _label: None,
         refused: Callable[[PodUid, int], None] = lambda _uid, _turn: None,
@@ -168,7 +165,7 @@ class Extender:
         ] = {}  # pods that asked for victims too early, and when they may again
         self._count = count
         self._asked = LastQuestion()
-        self._table = NodeTable(cluster, routine=names)
+        self._table = NodeTable(cluster)
         self._offered: _Offered | None = None  # the scheduler asks about these next
         self._last: tuple[Obj, PodView, PodRequest | None] | None = None  # the last question
 
@@ -191,7 +188,7 @@ class Extender:
         ``binds``: the caller may bind; for other callers a place is assumed briefly, and none is freed.
         """
         try:
-            args = self._args(body)
+            args = read_args(body, self._asked)
             occupant = self._read(args.pod)
         except RequestInvalid as error:
             return self._filter_error(str(error))
@@ -281,13 +278,13 @@ class Extender:
         ``binds`` as for :meth:`filter`.
         """
         try:
-            args = self._args(body)
+            args = read_args(body, self._asked)
             occupant = self._read(args.pod)
             question, snapshot = self._ask(occupant)
         except RequestInvalid as error:
             return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
         if not occupant.pod.asks or self._unready():
-            return Reply(priority_answer(args.names, np.zeros(len(args.names), np.uint8)))
+            return Reply(priority_answer(args.names, [0] * len(args.names)))
         verdicts = self._are_offered(occupant, args.names, snapshot) or self._judged(args, question, snapshot)
         ranked = self._choice.rank(question, args.names, verdicts, snapshot, record=args.nodes is None)
         if ranked.costs:
@@ -366,10 +363,6 @@ class Extender:
             return lambda: False
         ends = clock.monotonic() + JUDGE_SECONDS
         return lambda: clock.monotonic() > ends
-
-    def _args(self, body: bytes) -> ExtenderArgs:
-        self._asked.index = self._table.index
-        return read_args(body, self._asked)
 
     def _read(self, pod: Obj) -> PodView:
         """The pod of a question. Prioritize usually sends the one that filter has just read."""

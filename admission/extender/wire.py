@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring
+from operator import add
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from admission.extender.node_names import LastQuestion, NodeNames, NodeReasons
+from admission.extender.node_names import LastQuestion, NodeNames
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.untrusted import strict_list, strict_mapping, strict_text
@@ -67,8 +69,8 @@ class PreemptionArgs:
 def read_args(body: bytes, last: LastQuestion | None = None) -> ExtenderArgs:
     """Parse the body of filter or prioritize. Raises RequestInvalid: malformed.
 
-    The pod of the ``last`` question is not parsed again, nor are the names that were offered for it or are in
-    its index, if they are last in the body, where kube-scheduler writes them.
+    The pod of the ``last`` question is not parsed again, nor are the names that were offered for it, if they
+    are last in the body, where kube-scheduler writes them.
     """
     if last is not None and (found := _as_last(body, last)) is not None:
         return found
@@ -171,9 +173,12 @@ def filter_error(error: str) -> bytes:
     )
 
 
-def priority_answer(names: NodeNames, scores: npt.NDArray[np.uint8]) -> bytes:
+def priority_answer(names: NodeNames, scores: Sequence[int] | npt.NDArray[np.uint8]) -> bytes:
     """HostPriorityList: a bare list. Scores from 0 to 10."""
-    return b"[%b]" % names.objects('{"Host":"', _SCORED, scores)
+    given = scores.tolist() if isinstance(scores, np.ndarray) else scores
+    texts = names if names.plain else [encode_basestring(name)[1:-1] for name in names]
+    joined = ',{"Host":"'.join(map(add, texts, map(_SCORED.__getitem__, given)))
+    return f'[{{"Host":"{joined}]'.encode("utf-8", "replace") if names else b"[]"
 
 
 def binding_answer(error: str) -> bytes:
@@ -191,7 +196,10 @@ def preemption_answer(victims: Mapping[str, Victims]) -> bytes:
 
 
 def _json_reasons(reasons: Mapping[str, str]) -> bytes:
-    return reasons.json if isinstance(reasons, NodeReasons) else _json(reasons)
+    """Like :func:`_json`, but each distinct reason is encoded once: thousands of nodes have a few reasons."""
+    ends = {text: f":{encode_basestring(text)}" for text in set(reasons.values())}
+    text = ",".join([encode_basestring(name) + ends[why] for name, why in reasons.items()])
+    return f"{{{text}}}".encode("utf-8", "replace")
 
 
 def _json(value: object) -> bytes:

@@ -6,7 +6,6 @@ import json
 import random
 from dataclasses import replace
 
-import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -37,9 +36,7 @@ def test_priorities_written_by_hand_are_the_json_of_the_list() -> None:
         scores = [(10, 0, 8, 3)[at] for at in range(len(names))]
         said = [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
         text = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
-        assert priority_answer(NodeNames(names), np.array(scores, np.uint8)) == text.encode(
-            "utf-8", "replace"
-        )
+        assert priority_answer(NodeNames(names), scores) == text.encode("utf-8", "replace")
 
 
 def test_reasons_written_by_hand_are_the_json_of_the_map() -> None:

@@ -7,7 +7,6 @@ import json
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,8 +137,7 @@ def test_whatever_the_names_filter_answers_what_json_would_write(names, failed):
 def test_whatever_the_names_prioritize_answers_what_json_would_write(scored):
     whole = [{"Host": name, "Score": score} for name, score in scored]
     written = json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
-    scores = np.array([score for _, score in scored], np.uint8)
-    assert priority_answer(NodeNames(name for name, _ in scored), scores) == written
+    assert priority_answer(NodeNames(name for name, _ in scored), [score for _, score in scored]) == written
 
 
 _WORDS = st.sampled_from(["Pod", "NodeNames", "nodenames", "Nodes", "a", ',"NodeNames":["x"]}', '"', "\\"])
