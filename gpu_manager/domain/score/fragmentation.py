@@ -18,7 +18,7 @@ All sums are of integers: a value never depends on the other nodes in the same c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,19 +42,15 @@ _VALUE: Final = 1000 * _PARTS  # … and this is one core
 _WEIGHT: Final = 1_000_000  # a shape's weight in the fill-up is a multiple of a millionth
 
 # A card packed into one number, so that one subtraction places a request and one minimum finds the best fit:
-# cores, then a guard bit and units of memory if memory counts, then the card's position to break ties.
+# cores, then a guard bit and units of memory, then the card's position to break ties.
 _PLACE_BITS: Final = 6
 _MEMORY_BITS: Final = 17
 _MOST_MEMORY: Final = (1 << _MEMORY_BITS) - 1
 _GUARD_AT: Final = _PLACE_BITS + _MEMORY_BITS
 _CORES_AT: Final = _GUARD_AT + 1
-_GUARD: Final = np.uint32(1 << _GUARD_AT)
-_GUARD_TO_TOP: Final = np.uint32(31 - _GUARD_AT)
-_FEW: Final = 8  # rooms
-_LOOK: Final = 6  # steps between checks for full cards
+_LIMIT: Final = np.uint32(1 << 31)  # more than any card has
 
 _Ints = npt.NDArray[np.int64]
-_Cards = npt.NDArray[np.unsignedinteger]  # card, room, bag
 
 
 class RollOutRoutine(Protocol):
@@ -87,7 +83,6 @@ class Fragmentation:
         mix: Mix,
         stock: Mapping[str, Stock],
         parts: tuple[float, float] = (0.03, 1.0),
-        bags: int = BAGS,
         alone: tuple[float, float, float] = ALONE,
         routine: RollOutRoutine | None = None,
     ) -> None:
@@ -103,7 +98,7 @@ class Fragmentation:
         self._known: dict[FreeShape, float] = {}
         self._fill = _FillUp(mix, tuple(self._models))
         middle, longer = BAG * (bag / BAG) ** near, SPREAD * (spread / SPREAD) ** near
-        lengths = _lengths(middle, longer, bags)
+        lengths = _lengths(middle, longer, BAGS)
         self._roll = _RollOut(mix, tuple(self._models), lengths, routine, with_memory=self._with_memory)
 
     def __len__(self) -> int:
@@ -136,7 +131,7 @@ class Fragmentation:
         roll = rest_cores * a_core + rest_memory * a_unit
         first, second = self._weights
         filled = first / (_WEIGHT * _VALUE)
-        rolled = second / (self._roll.bags * _VALUE)
+        rolled = second / (BAGS * _VALUE)
         return [filled * f + rolled * r for f, r in zip(fill.tolist(), roll.tolist(), strict=True)]
 
 
@@ -193,15 +188,14 @@ class _RollOut:
         with_memory: bool,
     ) -> None:
         """``lengths``: of the bags, in rising order."""
-        self.bags = len(lengths)
-        self._routine = routine if self.bags == BAGS else None
-        self._with_memory, self._wide = with_memory, with_memory or self._routine is not None
+        self._routine = routine or roll_out
+        self._with_memory = with_memory
         singles = [(shape, n) for shape, n in mix.counts if 0 < shape.cores <= CORES_PER_CARD]
         drawn = _draw([n for _, n in singles], mix.number, lengths)
         shapes = [shape for shape, _ in singles]
         # One more shape stands for "no request": it fits nowhere.
         never = RequestShape(CORES_PER_CARD + 1, cpu=0)
-        asked = np.array([self._packed(shape) for shape in (*shapes, never)], self._type)
+        asked = np.array([_packed(shape) for shape in (*shapes, never)], np.uint32)
         table = np.tile(asked, (max(1, len(models)), 1))
         for row, model in enumerate(models):
             for at, shape in enumerate(shapes):
@@ -209,136 +203,45 @@ class _RollOut:
                     table[row, at] = asked[-1]
         self._asked = np.ascontiguousarray(np.moveaxis(table[:, drawn], 1, 0))  # step, model, bag
         self._cpu = np.array([*(s.cpu for s in shapes), 0], np.int32)[drawn]  # step, bag
-        held = (drawn != len(shapes)).sum(0)
-        self._first = [int((held <= step).sum()) for step in range(len(drawn))]  # bags are in rising order
-        self._cores_at = _CORES_AT if self._wide else _PLACE_BITS
-        self._least = min((s.cores for s in shapes), default=CORES_PER_CARD) << self._cores_at
-        self._most_cpu = int(self._cpu.sum(0, np.int64).max())
-        self._limit = np.uint32(1 << 31) if self._wide else np.uint16(1 << 15)  # more than any card has
-        # Cores and memory units of the shape with the most memory per core.
-        self._steepest = max(
-            ((shape.cores, min(shape.memory, _MOST_MEMORY)) for shape in shapes),
-            key=lambda asks: asks[1] / asks[0],
-            default=(1, 0),
-        )
-
-    @property
-    def _type(self) -> type[np.uint16 | np.uint32]:
-        return np.uint32 if self._wide else np.uint16
-
-    def _packed(self, shape: RequestShape) -> int:
-        if not self._wide:
-            return shape.cores << _PLACE_BITS
-        return shape.cores << _CORES_AT | min(shape.memory, _MOST_MEMORY) << _PLACE_BITS
+        self._least = min((s.cores for s in shapes), default=CORES_PER_CARD) << _CORES_AT
 
     def left(self, cores: _Ints, memory: _Ints, cpu: _Ints, model: _Ints) -> tuple[_Ints, _Ints]:
         """Return the cores and units of memory left in each room, summed over bags."""
-        rooms, cards = cores.shape
-        packed = cores << self._cores_at
+        packed = (cores << _CORES_AT) + np.arange(cores.shape[1])
         if self._with_memory:
             packed |= np.minimum(memory, _MOST_MEMORY) << _PLACE_BITS
-        packed += np.arange(cards)
-        if self._routine is not None:
-            wide, host_cpu = packed.astype(np.uint32), cpu.astype(np.int32)
-            return self._routine(wide, host_cpu, model, self._asked, self._cpu, self._least)
-        free = np.repeat(packed.T.astype(self._type)[:, :, None], self.bags, axis=2)
-        # Host CPU is ignored if every node has enough for the largest bag.
-        host = None if cpu.min() >= self._most_cpu else np.repeat(cpu.astype(np.int32)[:, None], self.bags, 1)
-        asked = self._asked[:, model]
-        guarded = self._with_memory and self._memory_decides(cores, memory)
-        full: list[_Cards] = []
-        for step, first in enumerate(self._first):
-            if step % _LOOK == 0:
-                # Rooms whose cards all have less than the smallest request are final: they are set aside.
-                open_ = free.max((1, 2), initial=0) >= self._least
-                if not open_.all():
-                    full.append(free[~open_])
-                    free = free[open_]
-                if not len(free):
-                    break
-                scratch = _Scratch.of(free, self._limit, guarded=guarded)
-            if rooms <= _FEW or not first:  # all bags: with few rooms the calls dominate the cost
-                self._take(free, scratch, asked[step], host, self._cpu[step])
-            else:
-                some = slice(first, None)  # only bags that are long enough
-                rest = None if host is None else host[:, some]
-                self._take(
-                    free[..., some], scratch.some(some), asked[step, :, some], rest, self._cpu[step, some]
-                )
-        free = np.concatenate([*full, free])
-        cores_left = free >> self._cores_at
-        units_left = np.zeros(rooms, np.int64)
-        if self._with_memory:  # no use without cores
-            units_left = np.where(cores_left, free >> _PLACE_BITS & _MOST_MEMORY, 0).sum((0, 2), np.int64)
-        return cores_left.sum((0, 2), np.int64), units_left
-
-    def _memory_decides(self, cores: _Ints, memory: _Ints) -> bool:
-        """False if no request can lack memory on a card that has the cores: beside its free cores each card
-        has at least the memory of the shape with the most memory per core, and keeps it whatever is placed.
-        """
-        a_core, units = self._steepest
-        return bool((np.minimum(memory, _MOST_MEMORY) * a_core < cores * units).any())
-
-    def _take(
-        self,
-        free: _Cards,
-        scratch: _Scratch,
-        asked: _Cards,
-        host: npt.NDArray[np.int32] | None,
-        cpu: npt.NDArray[np.int32],
-    ) -> None:
-        """Place one request of each bag on the card with the least room that fits, if any.
-
-        It is called up to 72 times for each new node, and each call of numpy counts.
-        """
-        rest, rest_and_none, spare, spare_and_none, best, taken = scratch
-        np.subtract(free, asked, rest)  # wraps round, past the limit, for a card with too few cores
-        judged = rest_and_none
-        if spare is not None and spare_and_none is not None:
-            # A card with too little memory borrows the guard bit, which puts it past the limit too.
-            np.bitwise_and(rest, _GUARD, spare)
-            np.left_shift(spare, _GUARD_TO_TOP, spare)
-            np.bitwise_or(spare, rest, spare)
-            judged = spare_and_none
-        np.minimum.reduce(judged, axis=0, out=best)
-        if host is not None:
-            short = best >= self._limit
-            short |= host < cpu
-            np.subtract(host, cpu, host, where=~short)
-            np.copyto(best, self._limit, where=short)
-        np.equal(rest, best, taken)
-        if free.flags.c_contiguous:
-            np.putmask(free, taken, rest)
-        else:
-            np.copyto(free, rest, where=taken)
+        wide, host_cpu = packed.astype(np.uint32), cpu.astype(np.int32)
+        return self._routine(wide, host_cpu, model, self._asked, self._cpu, self._least)
 
 
-class _Scratch(NamedTuple):
-    """Arrays for one step: what is left of each card; the same with one more card that has exactly the limit,
-    which no card has; the variant for the judgement if memory matters; the minimum; where it is taken.
-    """
+def _packed(shape: RequestShape) -> int:
+    return shape.cores << _CORES_AT | min(shape.memory, _MOST_MEMORY) << _PLACE_BITS
 
-    rest: _Cards
-    rest_and_none: _Cards
-    spare: _Cards | None
-    spare_and_none: _Cards | None
-    best: _Cards
-    taken: npt.NDArray[np.bool_]
 
-    @classmethod
-    def of(cls, free: _Cards, limit: np.unsignedinteger, *, guarded: bool) -> _Scratch:
-        cards, *others = free.shape
-        rest = np.full((cards + 1, *others), limit, free.dtype)
-        spare = rest.copy() if guarded else None
-        best, taken = np.empty(others, free.dtype), np.empty(free.shape, np.bool_)
-        return cls(rest[:-1], rest, None if spare is None else spare[:-1], spare, best, taken)
-
-    def some(self, bags: slice) -> _Scratch:
-        """The arrays for some of the bags."""
-        spare = None if self.spare is None else self.spare[..., bags]
-        spare_and_none = None if self.spare_and_none is None else self.spare_and_none[..., bags]
-        rests = self.rest[..., bags], self.rest_and_none[..., bags]
-        return _Scratch(*rests, spare, spare_and_none, self.best[..., bags], self.taken[..., bags])
+def roll_out(
+    free: npt.NDArray[np.uint32],
+    cpu: npt.NDArray[np.int32],
+    model: _Ints,
+    asked: npt.NDArray[np.uint32],
+    asked_cpu: npt.NDArray[np.int32],
+    least: int,
+) -> tuple[_Ints, _Ints]:
+    """A :class:`RollOutRoutine`, for a package that was built without the one in C."""
+    bags = asked.shape[2]
+    cards = np.repeat(free.T[:, :, None], bags, axis=2)  # card, room, bag
+    host = np.repeat(cpu[:, None], bags, axis=1)
+    for requests, needs in zip(asked[:, model], asked_cpu, strict=True):
+        if cards.max(initial=0) < least:
+            break
+        rest = cards - requests  # wraps round, past the limit, for a card with too few cores
+        # A card with too little memory borrows the guard bit, which puts it past the limit too.
+        best = (rest | (rest >> _GUARD_AT & 1) << 31).min(0, initial=_LIMIT)
+        placed = (best < _LIMIT) & (host >= needs)
+        host -= np.where(placed, needs, 0).astype(np.int32)
+        np.copyto(cards, rest, where=(rest == best) & placed)
+    cores = cards >> _CORES_AT
+    units = np.where(cores, cards >> _PLACE_BITS & _MOST_MEMORY, 0)
+    return cores.sum((0, 2), np.int64), units.sum((0, 2), np.int64)
 
 
 def fractions_alone(mix: Mix, cards: int) -> float:
