@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,11 @@ from vcuda.page.layout import instance_word, uuid_text
 
 LIMIT = 1024 * MIB
 NOT_SUPPORTED, NOT_FOUND = 3, 6
+NO_INSTANCE = 0xFFFFFFFF
 NAME = uuid_text(uuid(0), 1)
 PARENT = uuid_text(bytes(byte ^ 0x5A for byte in uuid(0)))
+PLACED = f"MIG-{uuid_text(uuid(0))}/7/0"
+"""Its name by place, where ``uuid(0)`` is its card's."""
 
 
 @pytest.fixture
@@ -35,9 +37,10 @@ def instance(tmp_path: Path) -> Iterator[Container]:
         yield made
 
 
-def of_instance(base: Path, limit: int = LIMIT, state: Path | None = None) -> Container:
-    made = Container(base, limit, state=state, instances=1)
-    made.write(replace(made.limits, cards=(replace(made.limits.cards[0], instance=instance_word(NAME)),)))
+def of_instance(base: Path, limit: int = LIMIT, state: Path | None = None, name: str = NAME) -> Container:
+    """``name``: how driver and page name it."""
+    made = Container(base, limit, state=state, instances=1, card_0_uuid=name)
+    made.change(instance=instance_word(name))
     return made
 
 
@@ -85,6 +88,66 @@ def test_nvml_shows_the_share_of_the_instance_and_only_its_own_processes(
             room = struct.pack("<I", 8)
             seen = program("nvmlDeviceGetComputeRunningProcesses_v3", handle, room, bytes(8 * 24))
             assert struct.unpack("<I", seen.bytes) == (count,)
+
+
+@pytest.mark.parametrize("name", [NAME, PLACED])
+def test_processes_are_listed_with_the_place_of_their_instance(tmp_path: Path, name: str) -> None:
+    with of_instance(tmp_path, name=name) as container:
+        container.program().start()
+        lines = processes(container)
+    assert lines == [(CONTEXT, 7, 0), (CONTEXT, 7, 0)]
+
+
+def test_processes_of_a_whole_card_are_listed_without_a_place(tmp_path: Path) -> None:
+    with Container(tmp_path, instances=0) as container:
+        container.change(instance=0)
+        container.program().start()
+        lines = processes(container)
+    assert lines == [(CONTEXT, NO_INSTANCE, NO_INSTANCE)] * 2
+
+
+def processes(container: Container) -> list[tuple[int, ...]]:
+    """Memory, GPU instance and compute instance of the only process, by two of NVML's lists."""
+    code = """
+    import pynvml as nv
+    nv.nvmlInit()
+    card = nv.nvmlDeviceGetHandleByIndex(0)
+    whole = not nv.nvmlDeviceGetMigMode(card)[0]
+    part = card if whole else nv.nvmlDeviceGetMigDeviceHandleByIndex(card, 0)
+    (one,) = nv.nvmlDeviceGetComputeRunningProcesses_v3(part)
+    print(one.usedGpuMemory, one.gpuInstanceId, one.computeInstanceId)
+    entries = (nv.c_nvmlProcessDetail_v1_t * 4)()
+    found = nv.c_nvmlProcessDetailList_v1_t(nv.nvmlProcessDetailList_v1, nv.NVML_PROCESS_MODE_COMPUTE, 4, entries)
+    assert nv.nvmlLib.nvmlDeviceGetRunningProcessDetailList(part, ctypes.byref(found)) == 0
+    assert found.numProcArrayEntries == 1
+    print(entries[0].usedGpuMemory, entries[0].gpuInstanceId, entries[0].computeInstanceId)
+    """
+    said = standin.said(standin.python(code, container.env()))
+    return [tuple(int(word) for word in line.split()) for line in said]
+
+
+@pytest.mark.parametrize(
+    ("in_page", "shown"),
+    [
+        (PLACED, True),
+        (PLACED.replace("/7/0", "/8/0"), False),  # its neighbour
+        (PLACED.replace("/7/0", "/7/1"), False),
+        (NAME, False),  # another, whose own UUID happens to be this card's
+        (uuid_text(uuid(0)), False),  # the card, before it was divided
+    ],
+)
+def test_an_instance_that_is_named_by_its_place_is_told_from_its_card_and_neighbours(
+    tmp_path: Path, in_page: str, shown: bool
+) -> None:
+    with of_instance(tmp_path, name=PLACED) as container:
+        container.change(instance=instance_word(in_page))
+        program, card, part = monitor(container)
+        totals = [
+            struct.unpack("<3Q", program("nvmlDeviceGetMemoryInfo", handle, bytes(24)).bytes)[0]
+            for handle in (card, part)
+        ]
+    card_shown = in_page == uuid_text(uuid(0))
+    assert [total == LIMIT for total in totals] == [card_shown, shown]
 
 
 def test_nvml_has_no_times_of_an_instance_and_the_library_makes_none_up(instance: Container) -> None:

@@ -52,6 +52,11 @@
 #define VCUDA_MODE_PROTECTED 0x4u   /* touches the usage file whenever a slot's inflight changes from or to 0 */
 #define VCUDA_MODE_BEST_EFFORT 0x8u /* waits at the card's gate, if it has one */
 
+/* vcuda_card_limits.instance, its low byte: how NVML names a MIG instance. By place, `uuid` is its card's; the GPU
+ * instance is in bits 8 to 19, the compute instance in bits 20 to 31. */
+#define VCUDA_INSTANCE_BY_UUID 1u
+#define VCUDA_INSTANCE_BY_PLACE 2u
+
 struct vcuda_card_limits {
     uint8_t uuid[16];         /* as cuDeviceGetUuid_v2 returns it; a MIG instance has its own */
     uint64_t memory_limit;    /* bytes */
@@ -67,7 +72,7 @@ struct vcuda_card_limits {
     uint32_t gain_q8;         /* charge = elapsed x gain / 256; 0 means 256 */
     uint32_t co_active_q8; /* number of processes, of all containers, at work on the card at once, x 256; 0 means 256 */
     uint32_t mode;         /* VCUDA_MODE_* */
-    uint32_t instance;     /* for the host, which names cards by text: 0 for a whole card, else a MIG instance */
+    uint32_t instance;     /* 0 for a whole card, else a MIG instance: VCUDA_INSTANCE_* */
     uint64_t host_looked_ns; /* CLOCK_MONOTONIC before driver and usage were read for host_excess. Since minor 2 */
     uint64_t host_counted;   /* bytes that the driver counted for the container at host_looked_ns */
     /* While protected and best-effort containers share the card: the share in force, percent x 256, as decided by the

@@ -8,32 +8,44 @@
 struct list {
     void *to;
     unsigned room, count;
-    void (*write)(void *to, unsigned at, const struct share_process *process);
+    unsigned gpu_instance, compute_instance; /* NVML_NO_INSTANCE of a whole card */
+    void (*write)(const struct list *list, const struct share_process *process);
 };
 
 static void append(const struct share_process *process, void *argument) {
     struct list *list = argument;
     if (list->to && list->count < list->room)
-        list->write(list->to, list->count, process);
+        list->write(list, process);
     list->count++;
 }
 
-static void write_v1(void *to, unsigned at, const struct share_process *process) {
-    ((nvmlProcessInfo_v1_t *)to)[at] = (nvmlProcessInfo_v1_t){.pid = process->pid, .bytes = process->bytes};
+static void write_v1(const struct list *list, const struct share_process *process) {
+    nvmlProcessInfo_v1_t *to = list->to;
+    to[list->count] = (nvmlProcessInfo_v1_t){.pid = process->pid, .bytes = process->bytes};
 }
 
-static void write_v2(void *to, unsigned at, const struct share_process *process) {
-    ((nvmlProcessInfo_t *)to)[at] = (nvmlProcessInfo_t){.pid = process->pid,
-                                                        .bytes = process->bytes,
-                                                        .gpu_instance = NVML_NO_INSTANCE,
-                                                        .compute_instance = NVML_NO_INSTANCE};
+static void write_v2(const struct list *list, const struct share_process *process) {
+    nvmlProcessInfo_t *to = list->to;
+    to[list->count] = (nvmlProcessInfo_t){.pid = process->pid,
+                                          .bytes = process->bytes,
+                                          .gpu_instance = list->gpu_instance,
+                                          .compute_instance = list->compute_instance};
 }
 
-static void write_detail(void *to, unsigned at, const struct share_process *process) {
-    ((nvmlProcessDetail_v1_t *)to)[at] = (nvmlProcessDetail_v1_t){.pid = process->pid,
-                                                                  .bytes = process->bytes,
-                                                                  .gpu_instance = NVML_NO_INSTANCE,
-                                                                  .compute_instance = NVML_NO_INSTANCE};
+static void write_detail(const struct list *list, const struct share_process *process) {
+    nvmlProcessDetail_v1_t *to = list->to;
+    to[list->count] = (nvmlProcessDetail_v1_t){.pid = process->pid,
+                                               .bytes = process->bytes,
+                                               .gpu_instance = list->gpu_instance,
+                                               .compute_instance = list->compute_instance};
+}
+
+typedef nvmlReturn_t asked_place(nvmlDevice_t device, unsigned int *out);
+
+/* Of a whole card drivers refuse the question. */
+static unsigned place(asked_place *ask, nvmlDevice_t device) {
+    unsigned number;
+    return ask(device, &number) == NVML_SUCCESS ? number : NVML_NO_INSTANCE;
 }
 
 /* The driver's rule: the count is always told, and an array that is too short gets nothing. */
@@ -61,6 +73,8 @@ static nvmlReturn_t show(nvmlDevice_t device, nvmlReturn_t asked, unsigned *coun
         return NVML_SUCCESS;
     }
     list.room = *count;
+    list.gpu_instance = place(real.nvmlDeviceGetGpuInstanceId, device);
+    list.compute_instance = place(real.nvmlDeviceGetComputeInstanceId, device);
     nvmlReturn_t result = NVML_SUCCESS;
     if (compute)
         result = fill(&share, &list, count);

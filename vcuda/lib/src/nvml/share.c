@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -52,30 +53,47 @@ static int digit(char letter) {
     return letter >= 'a' && letter <= 'f' ? letter - 'a' + 10 : -1;
 }
 
-/* GPU-1f2e3d4c-..., MIG-1f2e3d4c-...: 32 hexadecimal digits after the first hyphen, with hyphens between. */
-static bool parse(const char *text, uint8_t uuid[16]) {
+/* A card or MIG instance as NVML names it; the fields are those of vcuda_card_limits. */
+struct name {
+    uint8_t uuid[16];
+    uint32_t instance;
+};
+
+/* "/7/0" → the GPU instance and the compute instance; false: there is no such end. */
+static bool parse_place(const char *text, uint32_t *instance) {
+    unsigned gpu_instance, compute_instance;
+    int length = 0;
+    if (sscanf(text, "/%3u/%3u%n", &gpu_instance, &compute_instance, &length) != 2 || text[length])
+        return false;
+    *instance = VCUDA_INSTANCE_BY_PLACE | gpu_instance << 8 | compute_instance << 20;
+    return true;
+}
+
+/* GPU-1f2e3d4c-..., MIG-1f2e3d4c-..., MIG-GPU-1f2e3d4c-.../7/0: 32 hexadecimal digits with hyphens between. */
+static bool parse(const char *text, struct name *name) {
+    bool placed = strncmp(text, "MIG-GPU-", 8) == 0;
+    const char *at = placed ? text + 8 : strchr(text, '-');
     unsigned digits = 0;
-    const char *at = strchr(text, '-');
-    memset(uuid, 0, 16);
+    *name = (struct name){.instance = strncmp(text, "MIG-", 4) == 0 ? VCUDA_INSTANCE_BY_UUID : 0};
     for (; at && *at && digits < 32; at++) {
         int value = digit(*at);
         if (*at == '-')
             continue;
         if (value < 0)
             return false;
-        uuid[digits / 2] = (uint8_t)(uuid[digits / 2] << 4 | value);
+        name->uuid[digits / 2] = (uint8_t)(name->uuid[digits / 2] << 4 | value);
         digits++;
     }
-    return digits == 32;
+    return digits == 32 && (!placed || parse_place(at, &name->instance));
 }
 
 int share_card_of(const struct vcuda_limits_view *view, nvmlDevice_t device) {
     char text[128] = "";
-    uint8_t uuid[16];
-    if (real.nvmlDeviceGetUUID(device, text, sizeof text) != NVML_SUCCESS || !parse(text, uuid))
+    struct name name;
+    if (real.nvmlDeviceGetUUID(device, text, sizeof text) != NVML_SUCCESS || !parse(text, &name))
         return -1;
     for (uint32_t i = 0; i < view->card_count; i++)
-        if (!memcmp(view->card[i].uuid, uuid, sizeof uuid))
+        if (view->card[i].instance == name.instance && !memcmp(view->card[i].uuid, name.uuid, sizeof name.uuid))
             return (int)i;
     return -1;
 }

@@ -90,7 +90,8 @@ bool card_open(struct hold *hold, const struct card_config *config) {
     hold->mine = -1;
     if (mkdir(all->state, 0777) == 0)
         chmod(all->state, 01777); /* as /tmp: containers' users differ */
-    snprintf(path, sizeof path, "%s/%s-%zx", all->state, config->uuid_text, sizeof(struct card));
+    int length = (int)strcspn(config->uuid_text, "/");
+    snprintf(path, sizeof path, "%s/%.*s-%zx", all->state, length, config->uuid_text, sizeof(struct card));
     return map_file(hold, path);
 }
 

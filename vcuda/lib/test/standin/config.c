@@ -110,10 +110,13 @@ static int64_t card_number(int index, const char *key, int64_t otherwise) {
 }
 
 static void write_uuid(struct card_config *card) {
-    int used = snprintf(card->uuid_text, sizeof card->uuid_text, "%s-", card->instance ? "MIG" : "GPU");
+    const char *kind = card->placed ? "MIG-GPU" : card->instance ? "MIG" : "GPU";
+    int used = snprintf(card->uuid_text, sizeof card->uuid_text, "%s-", kind);
     for (int at = 0; at < 16; at++)
         used += snprintf(card->uuid_text + used, sizeof card->uuid_text - (size_t)used, "%s%02x",
                          at == 4 || at == 6 || at == 8 || at == 10 ? "-" : "", card->uuid[at]);
+    if (card->placed)
+        snprintf(card->uuid_text + used, sizeof card->uuid_text - (size_t)used, "/%d/%d", MIG_GI, MIG_CI);
 }
 
 /* The given UUID, or one that only the index decides: the same machine has the same cards in every process. */
@@ -126,8 +129,9 @@ static void set_uuid(struct card_config *card) {
     card->instance = number("instances", 0) != 0;
     if (given) {
         card->instance = strncmp(given, "MIG-", 4) == 0;
+        card->placed = strncmp(given, "MIG-GPU-", 8) == 0;
         if (card->instance || strncmp(given, "GPU-", 4) == 0)
-            given += 4;
+            given += card->placed ? 8 : 4;
         for (int at = 0; at < 16 && *given; given++) {
             unsigned int byte;
             if (*given == '-' || sscanf(given, "%2x", &byte) != 1)
@@ -137,7 +141,7 @@ static void set_uuid(struct card_config *card) {
         }
     }
     for (int at = 0; at < 16; at++)
-        card->parent[at] = card->instance ? card->uuid[at] ^ 0x5a : card->uuid[at];
+        card->parent[at] = card->instance && !card->placed ? card->uuid[at] ^ 0x5a : card->uuid[at];
     write_uuid(card);
 }
 
@@ -152,7 +156,7 @@ struct card_config config_parent(const struct card_config *instance) {
     struct card_config card = *instance;
     *strstr(card.name, " MIG ") = '\0';
     memcpy(card.uuid, card.parent, sizeof card.uuid);
-    card.instance = false;
+    card.instance = card.placed = false;
     card.mig = true;
     card.memory_bytes *= 8; /* slices of memory on a card of seven instances */
     write_uuid(&card);

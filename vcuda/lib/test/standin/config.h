@@ -23,7 +23,8 @@
  *   slice_us         time slice of this process's own, where it asks the driver for another one (quantum_us)
  *   turns            slice: of time, whatever runs (default); kernel: a kernel runs out before the next turn
  *   card.<i>.<key>   model memory_mib sms uuid pci       pools        0: no memory pools
- *   card.<i>.uuid    MIG-...: the device is an instance of a divided card, which NVML has above it
+ *   card.<i>.uuid    MIG-...: the device is an instance of a divided card, which NVML has above it;
+ *                    MIG-GPU-...: the same, named by its place, as drivers before R470 did
  *   instances        1: the same of all cards, under the UUIDs that their numbers decide
  *   card.<i>.links   a row as `nvidia-smi topo -m` prints it: X NV18 SYS ...
  *   lost             index of a card that has fallen off the bus
@@ -38,16 +39,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { MAX_CARDS = 16 };
+enum { MAX_CARDS = 16, MIG_GI = 7, MIG_CI = 0 }; /* the place of every MIG instance on its card */
 
 struct card_config {
     int index;
-    char name[96], uuid_text[48], pci_text[32];
+    char name[96], uuid_text[64], pci_text[32];
     unsigned char uuid[16], parent[16]; /* the parent's: as `uuid` unless the device is a MIG instance */
     int64_t memory_bytes, context_bytes, unlisted_bytes;
     int sms, major, minor, clock_khz, memory_clock_khz, bus_bits, l2_bytes, power_w, nvlinks;
     unsigned int pci_bus;
-    bool mig, lost, instance;
+    bool mig, lost, instance, placed;
     char link[MAX_CARDS][8]; /* to each card, in the words of `nvidia-smi topo -m` */
 };
 

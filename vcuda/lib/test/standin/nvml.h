@@ -12,9 +12,6 @@ struct nvml_card {
     struct nvml_card *parent, *instance; /* of a MIG instance, and of the card that it is a part of */
 };
 
-/* The place of every MIG instance on its card. */
-enum { NVML_MODEL_GI = 7, NVML_MODEL_CI = 0 };
-
 extern int nvml_cards;
 /* The card behind a handle, opened; else why not. A card counts as lost while `<state>/lost-<uuid>` exists. */
 nvmlReturn_t nvml_find(nvmlDevice_t handle);

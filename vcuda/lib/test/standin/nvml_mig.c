@@ -39,9 +39,9 @@ static nvmlReturn_t place(nvmlDevice_t device, unsigned int number, unsigned int
 }
 
 nvmlReturn_t model_nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *out) {
-    return place(device, NVML_MODEL_GI, out);
+    return place(device, MIG_GI, out);
 }
 
 nvmlReturn_t model_nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *out) {
-    return place(device, NVML_MODEL_CI, out);
+    return place(device, MIG_CI, out);
 }

@@ -22,8 +22,8 @@ static unsigned int users(nvmlDevice_t device, struct user list[CARD_SLOTS]) {
         const struct slot *slot = &device->hold.card->slot[index];
         int pid = slot->live ? card_holder(&device->hold, index) : -1;
         if (pid > 0 && listed_bytes(slot) > 0)
-            list[count++] = (struct user){(unsigned int)pid, nvml_divided(device) ? NVML_MODEL_GI : ~0U,
-                                          nvml_divided(device) ? NVML_MODEL_CI : ~0U, slot};
+            list[count++] = (struct user){(unsigned int)pid, nvml_divided(device) ? MIG_GI : ~0U,
+                                          nvml_divided(device) ? MIG_CI : ~0U, slot};
     }
     return count;
 }
