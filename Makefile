@@ -112,6 +112,10 @@ ENFORCED := $(wildcard tests/native/test_memory_*.py tests/native/test_core_*.py
 native-mig: $(TEST) ##measure the library's limits, with a MIG instance of the stand-in driver in place of every card
 	VCUDA_INSTANCES=1 python -m pytest -n auto -m "not timed" $(ENFORCED)
 
+# Figures of time, one after the other: for a machine with nothing else to do.
+native-mig-timed: $(TEST) ##measure the library's figures of time, with a MIG instance in place of every card
+	VCUDA_INSTANCES=1 python -m pytest -m timed $(ENFORCED)
+
 demo: $(BUILT) ##daily a node with 8 simulated cards, and pods that share them
 	@gpu-manager sandbox --demo
 
@@ -213,4 +217,4 @@ ci: $(STAMP) check proto-check unit native ##daily what a commit must pass
 clean: ##daily everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help release reference setup check size format test unit component native native-mig native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages e2e release-trial foreign-image cluster
+.PHONY: help release reference setup check size format test unit component native native-mig native-mig-timed native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages e2e release-trial foreign-image cluster

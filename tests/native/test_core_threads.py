@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping
 
+import pytest
+
 from tests.native import standin
 from tests.native.core_world import uuid_of, world
 from tests.native.programs import compiled
@@ -30,11 +32,12 @@ def test_a_thread_for_each_launch_is_not_held_back_below_what_it_needs() -> None
         assert made.usage(tenant).throttle_ns < 2e8
 
 
-def test_one_thread_feeds_two_cards_up_to_both_limits() -> None:
+@pytest.mark.parametrize("streams", [1, 8])
+def test_one_thread_feeds_two_cards_up_to_both_limits(streams: int) -> None:
     seconds = 3.0
     with world(cards=2) as made:
         tenant = made.tenant(50, cards=(uuid_of(0), uuid_of(1)))
-        launches(made.environment(tenant), "cards", 2000, seconds)
+        launches(made.environment(tenant), "cards", 2000, seconds, 1, streams)
         busy = [made.usage(tenant, card).busy_ns / seconds / 1e7 for card in (0, 1)]
     assert min(busy) >= 46, busy
     assert max(busy) <= 52, busy

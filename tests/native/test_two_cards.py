@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.native.core_world import uuid_of, world
 from tests.native.driven import (
     CONTEXT,
     MIB,
@@ -16,6 +17,7 @@ from tests.native.driven import (
     Container,
     Program,
 )
+from tests.native.test_core_threads import launches
 
 LIMIT = 256 * MIB
 BUFFER = 32 * MIB
@@ -76,3 +78,14 @@ def test_memory_that_both_cards_map_is_charged_to_the_one_that_has_it(
     assert guest("cuCtxSetCurrent", contexts[1]).result == SUCCESS
     assert guest("cuMemsetD8_v2", at, 0, BUFFER).result == SUCCESS
     assert [container.charged(card) for card in (0, 1)] == [before[0] + BUFFER, before[1]]
+
+
+def test_a_group_of_streams_on_each_of_two_cards_keeps_to_both_limits() -> None:
+    """However late the machine runs: what is delivered where it does not stands in test_core_threads."""
+    cores, kernel_us, seconds = 30, 2000, 2.0
+    with world(cards=2) as made:
+        tenant = made.tenant(cores, cards=(uuid_of(0), uuid_of(1)))
+        rate = launches(made.environment(tenant), "cards", kernel_us, seconds, 1, 8)
+        limits = [made.usage(tenant, card) for card in (0, 1)]
+    assert 0 < rate * kernel_us / 1e4 <= cores + 3
+    assert all(card.launches for card in limits)
