@@ -7,6 +7,7 @@ members are released: so no gang holds room that it cannot use, and two gangs ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -29,7 +30,6 @@ from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
-
 
 _TRIAL_SECONDS: Final = 0.5  # between two trials of one gang, and of two on a copy of the books
 _TRIALS: Final = 8  # gangs a second that are tried whether they have room meanwhile
@@ -97,7 +97,8 @@ class GangKeeper:
         self._last_trial = -_TRIAL_SECONDS
         self._states = 0, -1  # how many states there were, and the generation of the present one
         self._last_hold: tuple[GangKey, int, Obstacle | None] | None = None  # by the state of that generation
-        self._resumes: set[GangKey] = set()  # begun under the last leader
+        # Gangs of which some members are bound and not all, and the state in which the others last had no room.
+        self._in_part: dict[GangKey, int] = {}
 
     # What a scheduler asks.
 
@@ -114,6 +115,7 @@ class GangKeeper:
                     f"{printable(pod.pod.key)} is of a gang and not known here yet, please retry later"
                 )
             gang = self._judged(pod)
+            self._complete_parts(gang, pod.pod.priority)
             if gang is None:
                 return ""
             if (kept := self._kept.get(gang)) is not None:
@@ -126,8 +128,9 @@ class GangKeeper:
             refused = self._complete(gang, pod, names)
             if refused:
                 self._refusals[gang] = _Refusal(refused, now, there, now, age)
-                if not self._free(gang, refused):
-                    self._left_as_it_was()
+                self._give_back(gang, refused)
+                if self._bound(gang):
+                    self._in_part.setdefault(gang, -1)
             else:
                 self._refusals.pop(gang, None)
             return refused
@@ -158,6 +161,7 @@ class GangKeeper:
             if gang is None or not 0 < need <= MOST_MEMBERS:
                 return None
             if self._bound(gang):
+                self._in_part.setdefault(gang, -1)
                 own = self._closed(uid, node)
                 return own if own is not None and own.passes else None
             placed = self._placed(gang)
@@ -215,20 +219,13 @@ class GangKeeper:
         """Begin to lead. Places kept by the previous leader are not known here."""
         with self._cluster.lock:
             self._kept.clear()
-            self._resumes = {gang for gang in self.members.all() if self._bound(gang)}
+            self._in_part = {gang: -1 for gang in self.members.all() if self._bound(gang)}
         self.settle()
 
     def settle(self) -> None:
-        """Release the places of gangs that lost one, and of those kept long enough. Called each second.
-
-        Gangs of which the previous leader bound some members get places for the others first.
-        """
+        """Release the places of gangs that lost one, and of those kept long enough. Called each second."""
         with self._cluster.lock:
-            for gang in [gang for gang in self._resumes if not self._unread(gang.api)]:
-                self._resumes.discard(gang)
-                waiting = self._waiting(gang)
-                if waiting and self._bound(gang) and self._judged(waiting[0]):
-                    self._complete(gang, waiting[0], None)
+            self._complete_parts()
             now = self._clock.monotonic()
             for gang, kept in list(self._kept.items()):
                 placed, need = self._placed(gang), self._need(gang)
@@ -242,8 +239,7 @@ class GangKeeper:
                     need > 0 and now >= kept.since + self._seconds and not placed.keys() <= kept.chosen.keys()
                 ):
                     self._free(gang, f"not all members were asked about in {self._seconds:.0f} s")
-            here = set(self.members.all())
-            self._refusals = {gang: one for gang, one in self._refusals.items() if gang in here}
+            self._refusals = {gang: one for gang, one in self._refusals.items() if self.members.of(gang)}
 
     def state(self, uid: PodUid) -> GangState | None:
         """The gang of a pod; None if it is in none, or if gangs are not judged."""
@@ -270,6 +266,29 @@ class GangKeeper:
         if not self._seconds or gang is None or known is None or not self._binds(known.pod):
             return None
         return gang if self.members.minimum(gang) is not None or self._unread(gang.api) else None
+
+    def _complete_parts(self, asks: GangKey | None = None, least: float = -math.inf) -> None:
+        """Keep places for the missing members of gangs that are bound in part, before ``asks`` or a pod of
+        priority ``least`` is judged: it would have the room, and the gang hold its cards in vain.
+        """
+        for gang in [one for one in self._in_part if one != asks and not self._unread(one.api)]:
+            need, waiting = self._need(gang), self._waiting(gang)
+            if not waiting or need <= 0 or not self._bound(gang) or not self._judged(waiting[0]):
+                del self._in_part[gang]
+            elif (
+                waiting[0].pod.priority >= least
+                and self._in_part[gang] != self._age()
+                and len(self._placed(gang)) < need
+            ):
+                if refused := self._complete(gang, waiting[0], None):
+                    self._give_back(gang, refused)
+                    self._in_part[gang] = self._age()
+                else:
+                    self._refusals.pop(gang, None)
+
+    def _give_back(self, gang: GangKey, refused: str) -> None:
+        if not self._free(gang, refused):
+            self._left_as_it_was()
 
     def _complete(self, gang: GangKey, pod: PodView, names: Sequence[str] | None) -> str:
         """Keep a place for each missing member; return why that is not possible. Raises NodeUnready."""
@@ -450,12 +469,12 @@ class GangKeeper:
         """Gangs with places of which all members have a lower priority and none is bound, the least
         important first.
         """
-        found = []
+        found = {}
         for gang in self._kept:
             most = max((one.pod.priority for one in self._waiting(gang)), default=priority)
             if most < priority and not self._bound(gang):
-                found.append((most, gang))
-        return [gang for _, gang in sorted(found, key=lambda one: one[0])]
+                found[gang] = most
+        return sorted(found, key=found.__getitem__)
 
     def _keep(self, gang: GangKey) -> _Kept:
         return self._kept.setdefault(gang, _Kept(self._clock.monotonic()))

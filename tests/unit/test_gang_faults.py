@@ -81,6 +81,14 @@ class Nodes:
             assert self.world.filter(one)["NodeNames"] == ["n1"]
         self.waited = 0.0
 
+    def change_leader(self, **about):
+        """A new one begins with what the API server has, and this of n1."""
+        held = [node("n1", self.size, **about), node("n2", 0)]
+        objects = list(self.world.api.pods.values())
+        self.world = World(held, objects, watching=True, expecting=True, pause=self._pause)
+        self.world.binder.begin()
+        self.world.gangs.begin()
+
     def _pause(self, seconds):
         self.waited += seconds
         self.world.clock.pass_(seconds)
@@ -160,6 +168,37 @@ def test_a_member_whose_card_closes_after_its_siblings_were_bound_gets_another()
     nodes.world.cluster.apply(NODES, "MODIFIED", node("n2", 1))
     assert nodes.world.filter(nodes.gang[3])["NodeNames"] == ["n2"]
     assert nodes.world.bind(nodes.gang[3], "n2") == ""
+
+
+@pytest.mark.parametrize("led", ["all along", "by another since"])
+def test_room_comes_to_a_gang_in_part_before_it_comes_to_who_asks_first(led):
+    nodes = Nodes()
+    assert [nodes.bind(at) for at in range(3)] == ["", "", ""]
+    card = nodes.card_of(3)
+    if led == "all along":
+        nodes.reports(closed=[card])
+        assert nodes.bind(3)
+    else:
+        nodes.lingers(card)
+        nodes.change_leader(lingering=[TerminatingShare("gone", uuid("n1", card), WHOLE)])
+    alone = pod("alone", 100, None)
+    nodes.world.create(alone)
+    assert nodes.world.filter(alone)["NodeNames"] == []
+    nodes.reports()
+    assert nodes.world.filter(alone)["NodeNames"] == []
+    assert nodes.world.filter(nodes.gang[3])["NodeNames"] == ["n1"]
+    assert nodes.bind(3) == ""
+
+
+def test_who_is_more_important_than_a_gang_in_part_does_not_wait_for_it():
+    nodes = Nodes()
+    assert [nodes.bind(at) for at in range(3)] == ["", "", ""]
+    nodes.reports(closed=[nodes.card_of(3)])
+    assert nodes.bind(3)
+    urgent = pod("urgent", 100, None, priority=5)
+    nodes.world.create(urgent)
+    nodes.reports()
+    assert nodes.world.filter(urgent)["NodeNames"] == ["n1"]
 
 
 def test_a_member_that_is_asked_about_while_processes_hold_its_card_gets_another():
