@@ -243,7 +243,7 @@ const PATTERNS = [
   ["Nothing is free here for this pod now", "现在没有可给这个 Pod 的空闲资源"],
   ["No card of this node is open to this pod", "这个节点没有对该 Pod 开放的卡"],
   ["No part of an open card is free now", "开放的卡现在没有空闲"],
-  ["in MIG mode: no share of the card itself", "MIG 模式：卡本身没有份额"],
+  ["in MIG mode: no share of the card itself, only of its instances (agent.migInstances)", "MIG 模式：卡本身没有份额，只有它的实例有（agent.migInstances）"],
   ["unhealthy ({x})", "不健康（{x}）"],
   ["unhealthy", "不健康"],
   ["cordoned", "已封锁"],

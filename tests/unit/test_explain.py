@@ -133,7 +133,7 @@ def test_a_closed_card_says_what_closed_it():
     assert [reasons(refusal)[i] for i in (1, 2, 3, 4, 5)] == [
         "unhealthy",
         "cordoned",
-        "in MIG mode: no share of the card itself",
+        "in MIG mode: no share of the card itself, only of its instances (agent.migInstances)",
         "not in the books of this node",
         "not in the books of this node",
     ]

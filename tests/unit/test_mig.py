@@ -222,7 +222,7 @@ def rules(*containers: dict[str, Any], **annotations: str) -> list[Rule]:
 
 def test_several_instances_in_a_container_are_refused_when_the_pod_is_judged() -> None:
     assert rules(container("c", 200, 0), gpu_model="1g.18gb") == [Rule.MIG_SEVERAL]
-    assert rules(container("c", 60, 40), gpu_model="1g.18gb", vcuda_cards="2") == [Rule.MIG_SEVERAL]
+    assert rules(container("c", 60, 40), gpu_model="1g.18gb", vcuda_cards="2") == [Rule.MIG_PARTS]
     assert rules(container("c", 300, 0), gpu_uuid=f"{SLICE},MIG-{PARENT}/8/0") == [Rule.MIG_SEVERAL]
     assert rules(container("c", 200, 0), gpu_model="1g.18gb,H200") == []
     assert rules(container("c", 100, 0), container("d", 30, 4), gpu_model="1g.18gb") == []

@@ -50,8 +50,11 @@ def lent() -> str:
 
 
 SAID: Final = {
-    "several instances in a container, whole or in parts": lambda: (
+    "several instances in a container": lambda: (
         refused(200, gpu_model="1g.18gb") + of_an_instance(cores=200, models=("1g.18gb", "H200"))
+    ),
+    "[parts of several cards](several-cards.md)": lambda: refused(
+        60, 40, gpu_model="1g.18gb", vcuda_cards="2"
     ),
     "a pod that names no instance": of_an_instance,
     "a pod that names a model without the profile": lambda: of_an_instance(models=("H200",)),

@@ -62,7 +62,7 @@ def in_rollout() -> str:
 
 
 SAID: Final = {
-    "cores or memory that the number does not divide": lambda: refused(99),
+    "cores or memory that the number does not divide": lambda: refused(99) + refused(200),
     "a number that cannot be read, or of a container that is not there": lambda: refused(100, "eval=2"),
     "more cards than a node has": without_room,
     "a change of the annotation": lambda: violation(Rule.CARDS_CHANGED, "", CARDS, "", before="").message,
@@ -76,6 +76,9 @@ SAID: Final = {
     "names of another system beside it": lambda: (
         violation(Rule.FOREIGN_NAME, "", "gpu-fraction-num-devices", "", reason="").message
     ),
+    "[MIG instances](mig.md)": lambda: check_pod(
+        pod_of(container("train", 100, 40), vcuda_cards="2", gpu_model="1g.18gb")
+    )[0].message,
     "[resize](resize.md)": resized,
     "an agent one release older": on_an_older_agent,
     "an admission service in rollout": in_rollout,

@@ -79,6 +79,7 @@ def test_every_rule_that_needs_no_cluster_stands_in_a_policy_once() -> None:
         Rule.CARDS_INIT_CONTAINER,
         Rule.CARDS_BESIDE_CLAIM,
         Rule.MIG_SEVERAL,  # a list means instances if every entry does, by a pattern of words
+        Rule.MIG_PARTS,
         Rule.MIG_LENT,
         Rule.CARDS_NOT_YET,  # the replicas decide
         Rule.CLAIM_PARAMETERS,  # the claims' own policies judge them, and classes no policy reads

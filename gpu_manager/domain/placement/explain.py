@@ -84,7 +84,7 @@ def closed_because(state: CardState, request: PodRequest, *, listed: bool = True
     if listed and state.open and not terms:
         return ""  # nearly always
     if state.card.mig:
-        return "in MIG mode: no share of the card itself"
+        return "in MIG mode: no share of the card itself, only of its instances (agent.migInstances)"
     if not state.healthy:
         return f"unhealthy ({_clean(state.reason)})" if state.reason else "unhealthy"
     if state.cordoned:

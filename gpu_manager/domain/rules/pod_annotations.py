@@ -35,11 +35,13 @@ def check_parts(container: Container, unit: int, minimum_cores: int) -> Iterator
     core, memory = container.core or Fraction(0), container.memory_units or Fraction(0)
     cards = str(container.parts)
     near = nearest_totals(core, container.parts, minimum_cores, CORES_PER_CARD - 1)
+    whole = core >= CORES_PER_CARD * container.parts
     if core not in near:
-        figures = {"cards": cards, "minimum": str(minimum_cores)}
+        hint = ", or no annotation for whole cards" if whole else ""
+        figures = {"cards": cards, "minimum": str(minimum_cores), "hint": hint}
         yield violation(Rule.CARDS_CORES, container.name, CORE, format_number(core), near, **figures)
     near = nearest_totals(memory, container.parts, 1, LARGEST_COUNT // unit // container.parts)
-    if memory not in near:
+    if memory not in near and not (whole and not memory):
         figures = {"cards": cards, "unit": format_bytes(unit)}
         yield violation(Rule.CARDS_MEMORY, container.name, MEMORY, format_number(memory), near, **figures)
     if container.privileged:
@@ -276,7 +278,9 @@ def check_several(pod: Pod) -> Iterator[Violation]:
     """Yield a violation for each container with several cards in a pod that allows instances alone."""
     for container in pod.containers if _allows_instances_alone(pod) else ():
         core = container.core or Fraction(0)
-        if not container.lent and (container.parts > 1 or core > CORES_PER_CARD):
+        if container.parts > 1:
+            yield violation(Rule.MIG_PARTS, container.name, CARDS, str(container.parts))
+        elif core > CORES_PER_CARD and not container.lent:
             nearest = (CORES_PER_CARD,)
             yield violation(Rule.MIG_SEVERAL, container.name, CORE, format_number(core), nearest)
 

@@ -252,9 +252,10 @@ class Rule(Enum):
     CARDS_CORES = RuleText(
         "cards-cores",
         f"{CORE} is {{value}} on {{cards}} cards (annotation {CARDS}): it is the total of equal parts of "
-        "{minimum} to 99: use {nearest}",
+        "{minimum} to 99: use {nearest}{hint}",
         f"With `{CARDS}` the limit counts all cards together, and each gets the same part.",
-        "Multiply the part of one card by the number of cards: half of each of two cards is `100`.",
+        "Multiply the part of one card by the number of cards: half of each of two cards is `100`. Whole cards "
+        "are asked for without the annotation.",
     )
     CARDS_MEMORY = RuleText(
         "cards-memory",
@@ -305,6 +306,13 @@ class Rule(Enum):
         f"{GPU_UUID}): a container gets one instance: use {{nearest}} or less",
         "CUDA shows a process one MIG instance, whatever its container was given.",
         "Ask for one instance with more memory, or for several containers or pods with one each.",
+    )
+    MIG_PARTS = RuleText(
+        "mig-parts",
+        f"annotation {CARDS} is {{value}}, and the pod allows MIG instances alone ({GPU_MODEL}, {GPU_UUID}): "
+        "a container gets one instance: remove the annotation",
+        "CUDA shows a process one MIG instance, whatever its container was given.",
+        f"Ask for one instance with more memory; to divide whole cards, let `{GPU_MODEL}` name a card's model.",
     )
     MIG_LENT = RuleText(
         "mig-lent",
