@@ -97,7 +97,7 @@ class GangKeeper:
         self._last_trial = -_TRIAL_SECONDS
         self._states = 0, -1  # how many states there were, and the generation of the present one
         self._last_hold: tuple[GangKey, int, Obstacle | None] | None = None  # by the state of that generation
-        # Gangs of which some members are bound and not all, and the state in which the others last had no room.
+        # Gangs of which only some members are bound, and the state in which the others last had no room.
         self._in_part: dict[GangKey, int] = {}
 
     # What a scheduler asks.

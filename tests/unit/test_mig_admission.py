@@ -106,7 +106,9 @@ def test_an_older_service_gives_no_instance_to_anybody() -> None:
     for obj in (pod("a", 30, 8, annotations={GPU_MODEL: "H200"}), pod("b", 100, 0)):
         told = world.filter(obj)
         assert told["NodeNames"] == []
-        assert "in MIG mode: no share of the card itself, only of its instances (agent.migInstances)" in str(told)
+        assert "in MIG mode: no share of the card itself, only of its instances (agent.migInstances)" in str(
+            told
+        )
 
 
 def test_a_pod_that_no_instance_can_serve_is_told_at_creation() -> None:

@@ -76,9 +76,9 @@ SAID: Final = {
     "names of another system beside it": lambda: (
         violation(Rule.FOREIGN_NAME, "", "gpu-fraction-num-devices", "", reason="").message
     ),
-    "[MIG instances](mig.md)": lambda: check_pod(
-        pod_of(container("train", 100, 40), vcuda_cards="2", gpu_model="1g.18gb")
-    )[0].message,
+    "[MIG instances](mig.md)": lambda: (
+        check_pod(pod_of(container("train", 100, 40), vcuda_cards="2", gpu_model="1g.18gb"))[0].message
+    ),
     "[resize](resize.md)": resized,
     "an agent one release older": on_an_older_agent,
     "an admission service in rollout": in_rollout,

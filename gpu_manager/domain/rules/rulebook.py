@@ -254,8 +254,8 @@ class Rule(Enum):
         f"{CORE} is {{value}} on {{cards}} cards (annotation {CARDS}): it is the total of equal parts of "
         "{minimum} to 99: use {nearest}{hint}",
         f"With `{CARDS}` the limit counts all cards together, and each gets the same part.",
-        "Multiply the part of one card by the number of cards: half of each of two cards is `100`. Whole cards "
-        "are asked for without the annotation.",
+        "Multiply the part of one card by the number of cards: half of each of two cards is `100`. "
+        "Whole cards are asked for without the annotation.",
     )
     CARDS_MEMORY = RuleText(
         "cards-memory",
@@ -312,7 +312,7 @@ class Rule(Enum):
         f"annotation {CARDS} is {{value}}, and the pod allows MIG instances alone ({GPU_MODEL}, {GPU_UUID}): "
         "a container gets one instance: remove the annotation",
         "CUDA shows a process one MIG instance, whatever its container was given.",
-        f"Ask for one instance with more memory; to divide whole cards, let `{GPU_MODEL}` name a card's model.",
+        f"Ask for one instance with more memory; to divide cards, let `{GPU_MODEL}` name a card's model.",
     )
     MIG_LENT = RuleText(
         "mig-lent",
