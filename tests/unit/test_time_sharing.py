@@ -439,6 +439,16 @@ def test_a_container_that_is_not_seen_any_more_has_no_factor() -> None:
     assert set(card.factors({})) == {"a"}
 
 
+def test_a_newcomer_is_told_how_often_the_other_was_at_work_lately() -> None:
+    card, now = SharedCard(), 1000.0
+    card.sample(now, {"a": CardActivity(0, 0)})
+    for at_work in (1, 0, 1, 0):
+        now += STEP
+        card.sample(now, {"a": CardActivity(at_work, 0)})
+    card.sample(now + STEP, {"a": CardActivity(0, 0), "b": CardActivity(1, 0)})
+    assert card.factors({})["b"] == pytest.approx(1.4, abs=0.01)
+
+
 def factors_of(**classes: Priority) -> Mapping[str, float]:
     """What containers of these classes are told after two seconds of work together."""
     pages = Pages()

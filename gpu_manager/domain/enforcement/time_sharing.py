@@ -223,11 +223,11 @@ class SharedCard:
             self.judged_ms = end
             self._judge(begin, end, timelines)
         at_work = {
-            name: tenant.looks[-1][2] if tenant.trust > 0 and tenant.looks else 0
+            name: _mean_at_work(tenant.looks) if tenant.trust > 0 else 0.0
             for name, tenant in self._tenants.items()
         }
         for name, tenant in self._tenants.items():
-            others = sum(at_work.values()) - at_work[name]
+            others = sum(at for other, at in at_work.items() if other != name)
             tenant.factor = 1.0 if tenant.left_alone else _factor(tenant.period, others)
         return {name: tenant.factor for name, tenant in self._tenants.items()}
 
@@ -347,8 +347,15 @@ def _mean_inverse(others: Sequence[float]) -> float:
     return sum(chance / (1 + always + n) for n, chance in enumerate(chances))
 
 
-def _factor(period: _Period | None, others_now: int) -> float:
-    """The divisor from the last period; without one, as if the containers at work now remained so.
+def _mean_at_work(looks: Sequence[tuple[int, int, int]]) -> float:
+    length = sum(until - since for since, until, _ in looks)
+    if not length:
+        return looks[-1][2] if looks else 0.0
+    return sum((until - since) * at_work for since, until, at_work in looks) / length
+
+
+def _factor(period: _Period | None, others_now: float) -> float:
+    """The divisor from the last period; without one, as if as many containers remained at work as lately.
 
     One period only: shares of a card change within tenths of a second, and a longer mean would lag.
     """

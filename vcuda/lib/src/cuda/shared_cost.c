@@ -64,7 +64,7 @@ uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool foll
     else if (known->seen >= FIRST && !has_waited(known, took_ns, false))
         known->ns += (took_ns - known->ns) / AVERAGE_IN;
     known->seen += known->seen < FIRST;
-    if (known->seen < FIRST || known->ns > SHARED_COST_TURN_NS)
+    if (known->ns > SHARED_COST_TURN_NS || (known->seen < FIRST && !has_waited(known, took_ns, false)))
         return 0;
     bool often = follows && is_often_longer(known, took_ns), whole_turns = often || (follows && always);
     if (!has_waited(known, took_ns, whole_turns))
@@ -129,11 +129,12 @@ static bool meets_others(struct shared_cost *known, bool waited) {
 /* So much of others' turns a launch may meet before own work has made room for it. */
 #define AHEAD_MOST_NS (8 * (uint64_t)SHARED_COST_TURN_NS)
 
-/* What is left of a launch after a wait for which own work has made room: others have one turn each for each of its own
- * while it always has work. */
-static uint64_t with_room_ns(uint64_t own_ns, uint64_t took_ns, struct shared_room *room) {
+/* What is left of a launch after a wait for which own work has made room: for each of its own, others have
+ * as many turns as there are of them with work on average. */
+static uint64_t with_room_ns(uint64_t own_ns, uint64_t took_ns, uint32_t sharers_q8, struct shared_room *room) {
     uint64_t left = AHEAD_MOST_NS - smaller(room->waited_ns, AHEAD_MOST_NS), wait = smaller(took_ns - own_ns, left);
-    uint64_t others = others_ns(room->mean_q8), made = (took_ns - wait) * others / SHARED_COST_TURN_NS;
+    uint64_t theirs_ns = (uint64_t)(sharers_q8 - 256) * (SHARED_COST_TURN_NS + SHARED_COST_SWITCH_NS) / 256;
+    uint64_t made = (took_ns - wait) * theirs_ns / SHARED_COST_TURN_NS;
     room->waited_ns = most(room->waited_ns + wait, made) - made;
     return took_ns - wait;
 }
@@ -149,6 +150,6 @@ uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool fol
     else if (!follows && waited)
         own_ns = from_slice_ns(own_ns, took_ns, always || meets, sharers_q8, most_q8);
     else if (follows && waited && own_ns)
-        own_ns = with_room_ns(own_ns, took_ns, room);
+        own_ns = with_room_ns(own_ns, took_ns, sharers_q8, room);
     return own_ns ? (uint32_t)(took_ns * 256 / own_ns) : sharers_q8;
 }

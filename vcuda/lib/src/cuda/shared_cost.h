@@ -30,8 +30,7 @@ uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool foll
  * work has made for that since; all zero at first. */
 struct shared_room {
     uint64_t waited_ns;
-    uint32_t mean_q8; /* containers with work, x 256: the greatest mean of a tenth of a second, lately */
-    uint32_t most_q8; /* the greatest number at the same time, x 256, lately */
+    uint32_t most_q8; /* the greatest number of containers with work at the same time, x 256, lately */
 };
 
 /* The divisor x 256 for the time of a launch, by shared_cost_own_ns(), beside `sharers_q8` / 256 containers; seven
