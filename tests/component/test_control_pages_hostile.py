@@ -17,6 +17,32 @@ from tests.fakes.waiting import PATIENCE
 from vcuda.page.usage import MAX_BYTES, MAX_NS, MAX_SLOTS, USAGE_SIZE
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda page: page.chmod(0o600),
+        lambda page: os.truncate(page, USAGE_SIZE + 4096),
+        lambda page: os.setxattr(page, "user.x", b"y"),
+        lambda page: os.chown(page, 1000, 1000),
+    ],
+    ids=["mode", "size", "attribute", "owner"],
+)
+def test_a_page_that_was_as_before_is_seen_to_be_changed(tenants, root, change):
+    """An idle container's page is compared with the last reading alone."""
+    tenants.open(NAME, [LIMIT])
+    read = tenants.usage(NAME)
+    assert tenants.unchanged([NAME]) == {NAME: read}
+    try:
+        change(usage_file(root))
+    except OSError as error:
+        pytest.skip(f"cannot be done here: {error}")
+    assert not tenants.unchanged([NAME])
+    with pytest.raises(NodeUnready, match="tampered"):
+        tenants.usage(NAME)
+    tenants.usage(NAME)
+    assert tenants.unchanged([NAME])
+
+
 @pytest.mark.parametrize("size", [0, 1, 4095, USAGE_SIZE - 1, USAGE_SIZE + 1, 1 << 32])
 def test_another_size_is_put_back_counted_and_named(tenants, root, size):
     tenants.open(NAME, [LIMIT])

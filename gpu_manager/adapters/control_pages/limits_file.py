@@ -169,6 +169,7 @@ def uses_in(
             untold=untold,
             longest_seconds=line.longest_ns * _NS,
             launches=line.launches,
+            last_busy_seconds=line.last_busy_ns * _NS,
             stalls=Stalls(line.known_launches, line.stalled_launches, line.stalled_ns * _NS),
             variance=line.error_us2 * 1e-12 if found.minor >= _TELLS_ERROR else None,
         )

@@ -220,8 +220,15 @@ class FileControlPages:
             pages.messages = messages_in(found.notes, cards)
             pages.told = None
             if pages.usage is not None and pages.image is not None and pages.image.usage is found:
-                live, alive = (tuple(slot.index for slot in some) for some in (found.slots, slots))
-                pages.told = ToldUsage(pages.usage, pages.image, live, alive, uses)
+                pages.told = ToldUsage(
+                    pages.usage,
+                    pages.image,
+                    slots=tuple(slot.index for slot in found.slots),
+                    alive=[slot.index for slot in slots],
+                    uses=uses,
+                    attributes=files.lasting_attributes(pages.usage),
+                    owner=os.geteuid(),
+                )
         return uses
 
     def unchanged(self, names: Iterable[str]) -> Mapping[str, Sequence[TenantUse]]:

@@ -161,19 +161,26 @@ def put_back(page: int, status: os.stat_result, size: int, mode: int) -> str:
     return " and ".join(changed)
 
 
-def has_attributes(page: int) -> bool:
-    """True if the file has an access list, or extended attributes that neither kernel nor runtime set."""
+def attributes(page: int) -> list[str] | None:
+    """The names of the file's extended attributes and access lists; None if there are more than the kernel
+    lists.
+    """
     try:
-        return any(map(_is_a_tenants, os.listxattr(page)))
+        return os.listxattr(page)
     except OSError as error:
-        return error.errno == errno.E2BIG
+        return None if error.errno == errno.E2BIG else []
+
+
+def lasting_attributes(page: int) -> list[str]:
+    """Those of :func:`attributes` that kernel and runtime set, which stay."""
+    return [name for name in attributes(page) or () if not _is_a_tenants(name)]
 
 
 def _clear_attributes(page: int) -> str:
-    try:
-        names = [name for name in os.listxattr(page) if _is_a_tenants(name)]
-    except OSError as error:
-        return "more extended attributes than the kernel lists" if error.errno == errno.E2BIG else ""
+    found = attributes(page)
+    if found is None:
+        return "more extended attributes than the kernel lists"
+    names = [name for name in found if _is_a_tenants(name)]
     for name in names:
         with contextlib.suppress(OSError):
             os.removexattr(page, name)
@@ -236,21 +243,29 @@ def held(page: int, places: Sequence[int]) -> list[int]:
     The kernel walks all locks of a file for each query, and a tenant may set thousands on its own file: all
     bytes are queried together first, then each for a bounded time. Raises TooManyLocks.
     """
-    if not places or (len(places) > 1 and not _is_locked(page, places[0], places[-1] - places[0] + 1)):
+    if not places:
         return []
-    found, began, at = [], time.thread_time_ns(), time.monotonic_ns()
-    for place in places:
-        if _is_locked(page, place, 1):
-            found.append(place)
-        # The processor's time counts, not that for which others had it; it costs a call into the kernel.
-        most = ASK_MOST_NS + len(found) * _EACH_NS
-        if time.monotonic_ns() - at > most and time.thread_time_ns() - began > most:
-            raise TooManyLocks
+    if len(places) > 1:
+        all_of_them = _lock_of(places[0], places[-1] - places[0] + 1)
+        if fcntl.fcntl(page, fcntl.F_OFD_GETLK, all_of_them).startswith(_UNLOCKED):
+            return []
+    found = _held_within(page, places, time.monotonic_ns)
+    if found is None:  # others may have had the processor; the time of this thread costs a call each
+        found = _held_within(page, places, time.thread_time_ns)
+    if found is None:
+        raise TooManyLocks
     return found
 
 
-def _is_locked(page: int, start: int, length: int) -> bool:
-    return not fcntl.fcntl(page, fcntl.F_OFD_GETLK, _lock_of(start, length)).startswith(_UNLOCKED)
+def _held_within(page: int, places: Sequence[int], clock: Callable[[], int]) -> list[int] | None:
+    """Those that are held; None if the queries take too long by this clock (nanoseconds)."""
+    found, began = [], clock()
+    for place in places:
+        if not fcntl.fcntl(page, fcntl.F_OFD_GETLK, _lock_of(place, 1)).startswith(_UNLOCKED):
+            found.append(place)
+        if clock() - began > ASK_MOST_NS + len(found) * _EACH_NS:
+            return None
+    return found
 
 
 @functools.lru_cache(4096)
