@@ -26,7 +26,7 @@ from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.runtime import threads
 from gpu_manager.servers.device_plugin import DevicePlugin
 from gpu_manager.servers.dra_plugin import DraPlugin
-from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.allocation.node_state import NodeState, StateView
 from gpu_manager.services.claims import upkeep
 from gpu_manager.services.claims.prepare import ClaimPreparer
 from gpu_manager.services.claims.upkeep import PrepareAgain, SlicePublisher
@@ -127,6 +127,7 @@ class Fronts:
         self._metrics = metrics
         self._restart = restart
         self.in_force, self.kept_because = config.front, ""
+        self._settled_by: StateView | None = None
 
     @property
     def trouble(self) -> str:
@@ -192,10 +193,15 @@ class Fronts:
 
     def look(self) -> None:
         """Start again once the node can be as the settings say, or has a new card, which is nobody's."""
+        view = self._state.view
+        if view is self._settled_by:  # all else that it follows from is fixed while an agent runs
+            return
         now = self._dra.in_force()
-        if (self.kept_because or now.sides != self._state.view.sides) and not now.kept_because:
+        if (self.kept_because or now.sides != view.sides) and not now.kept_because:
             log.info("front_changes", front=now.front.value)
             self._restart()
+        else:
+            self._settled_by = view
 
     def wake(self) -> None:
         """Have the threads notice that the agent ends."""

@@ -53,7 +53,7 @@ def once(name: str, job: Callable[[], object]) -> threading.Thread:
 
 
 def every(
-    seconds: float,
+    seconds: float | Callable[[], float],
     name: str,
     step: Callable[[], object],
     stop: threading.Event,
@@ -62,8 +62,8 @@ def every(
     due: threading.Event | None = None,
 ) -> threading.Thread:
     """A thread, to be started, that takes a ``step`` every so many seconds until stopped; the first
-    ``at_once``, or after them. It also takes one when ``due`` is set, which must be set to stop it, too.
-    An unexpected error costs one round.
+    ``at_once``, or after them; a function is asked for them after each step. It also takes one when ``due``
+    is set, which must be set to stop it, too. An unexpected error costs one round.
     """
 
     def stopped(pause: float) -> bool:
@@ -74,16 +74,17 @@ def every(
         return stop.is_set()
 
     def loop() -> None:
-        pause = 0.0 if at_once else seconds
+        period = seconds if callable(seconds) else lambda: seconds
+        pause = 0.0 if at_once else period()
         while not stopped(pause):
-            pause = seconds
             ran(step)
+            pause = period()
 
     return forever(name, loop)
 
 
 def rounds(
-    seconds: float,
+    seconds: float | Callable[[], float],
     name: str,
     steps: Mapping[str, Callable[[], object]],
     count: Callable[[str], object],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.control_pages import GateReading, GateWatch, WatchedTenant
 from gpu_manager.servers.exporter import GateMetrics, describe_gates
-from gpu_manager.services.allocation.books import Grant
-from gpu_manager.services.enforcement.gates import CardGates
+from gpu_manager.services.allocation.books import Grant, Key
+from gpu_manager.services.enforcement.gates import PERIOD_SECONDS, REST_SECONDS, CardGates
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
 from tests.fakes.metrics import counts, service_metrics
 from tests.fakes.ports import FakeClock, cards
@@ -51,9 +52,15 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.metrics = service_metrics()
-        self.service = CardGates(
-            lambda: {g.key: g for g in self.grants}, self._sample, self, self, self, FakeClock(), self.metrics
-        )
+        self._granted: dict[Key, Grant] = {}
+        self.service = CardGates(self._grants_now, self._sample, self, self, self, FakeClock(), self.metrics)
+
+    def _grants_now(self) -> Mapping[Key, Grant]:
+        """The same mapping while nothing changes, as of the node's books."""
+        now = {g.key: g for g in self.grants}
+        if now != self._granted:
+            self._granted = now
+        return self._granted
 
     def _sample(self) -> Sample:
         grants = {g.key: g for g in self.grants}
@@ -111,6 +118,19 @@ def test_where_all_containers_are_normal_nothing_is_told_and_nothing_watched():
     rig.service.look()
     assert (rig.published, rig.watched, rig.ensured) == ([], [[]], [])
     assert rig.service.told == {}
+
+
+def test_a_node_whose_containers_are_all_normal_rests_until_another_comes():
+    rig = Rig([grant("a", Priority.NORMAL)])
+    for _ in range(3):
+        rig.service.look()
+    assert (rig.watched, rig.service.pause) == ([[]], REST_SECONDS)
+    rig.grants = pair().grants
+    rig.service.look()
+    assert (len(rig.watched[-1]), rig.service.pause) == (1, PERIOD_SECONDS)
+    rig.grants = [grant("a", Priority.NORMAL)]
+    rig.service.look()
+    assert (rig.watched[-1], rig.service.told, rig.service.pause) == ([], {}, REST_SECONDS)
 
 
 def test_a_card_with_both_classes_is_watched_and_both_are_told_their_shares_once():

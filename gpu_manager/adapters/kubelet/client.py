@@ -121,12 +121,11 @@ class KubeletClient:
         An unchanged file (inode, size, change time) is not parsed again.
         """
         try:
+            state, read = _state_of(self._checkpoint.stat()), self._read
+            if read is not None and read[0] == state:
+                return read[1]
             with self._checkpoint.open("rb") as file:
-                stat = os.fstat(file.fileno())
-                state = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-                with self._lock:
-                    if self._read is not None and self._read[0] == state:
-                        return self._read[1]
+                state = _state_of(os.fstat(file.fileno()))
                 text = file.read(MAX_BYTES + 1)
         except FileNotFoundError:
             return None  # a fresh node: the kubelet writes it with the first plugin
@@ -241,6 +240,10 @@ class KubeletClient:
         raise NodeUnready(
             f"the kubelet refused to list its pods at {self._socket}: {details} ({code.name})"
         ) from error
+
+
+def _state_of(file: os.stat_result) -> tuple[int, int, int]:
+    return file.st_ino, file.st_size, file.st_mtime_ns
 
 
 def _parse(

@@ -6,7 +6,7 @@ a node on which instances are turned off keeps listing them, closed, and is not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import structlog
@@ -14,7 +14,7 @@ import structlog
 from gpu_manager.domain.contract import EVENT_MIG_CHANGED
 from gpu_manager.domain.mig import is_instance
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.allocation.node_state import NodeState, StateView
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +45,7 @@ class MigInstances:
         self._label = label
         self._event = event
         self._said = ""
+        self._holders: tuple[StateView | None, Sequence[Allocation]] = (None, ())
 
     def given(self) -> bool:
         """True if instances are listed as cards: they are wanted, or pods hold some still."""
@@ -77,8 +78,12 @@ class MigInstances:
     def _wanted(self) -> bool:
         return _LABEL.get(self._label(), self._setting)
 
-    def _held(self) -> list[Allocation]:
-        return [a for a in self._state.view.ledger if any(map(is_instance, a.cards))]
+    def _held(self) -> Sequence[Allocation]:
+        view, (before, held) = self._state.view, self._holders
+        if view is not before:
+            held = [a for a in view.ledger if any(map(is_instance, a.cards))]
+            self._holders = view, held
+        return held
 
     def _lost(self) -> Iterator[str]:
         view = self._state.view

@@ -180,6 +180,8 @@ class InjectionCheck:
         self._grants = ContainerGrants()
         self._open: dict[Container, _Open] = {}
         self._judged: dict[Container, NotInjected | None] = {}
+        self._sources: tuple[object, object] | None = None
+        self._running: Mapping[Container, tuple[Pod, str, Grant]] = {}
 
     @property
     def found(self) -> tuple[NotInjected, ...]:
@@ -188,7 +190,13 @@ class InjectionCheck:
 
     def look(self) -> None:
         """Judge the containers that have started since the last call."""
-        running = self._running()
+        grants, local = self._state.view.grants, self._pods.local()
+        is_same = self._sources is not None and self._sources[0] is grants and self._sources[1] is local
+        if is_same and not self._open:
+            return
+        if not is_same:  # neither is ever changed in place
+            self._running, self._sources = self._running_among(grants, local), (grants, local)
+        running = self._running
         self._judged = {one: fault for one, fault in self._judged.items() if one in running}
         now = self._clock.monotonic()
         self._open = {
@@ -220,9 +228,10 @@ class InjectionCheck:
                 fewest = min(faults, key=len)
                 self._judged[one] = self._tell(pod, name, "; ".join(fewest))
 
-    def _running(self) -> Mapping[Container, tuple[Pod, str, Grant]]:
+    def _running_among(
+        self, grants: Mapping[Key, Grant], local: Mapping[str, Sequence[KnownPod]]
+    ) -> Mapping[Container, tuple[Pod, str, Grant]]:
         """The containers that run by a grant of this agent (their own or a claim's), with their names."""
-        grants, local = self._state.view.grants, self._pods.local()
         keys = self._grants.of(local, grants)
         return {
             place: (f.pod, container.name, grant)

@@ -27,6 +27,9 @@ from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
+PERIOD_SECONDS: Final = 1.0
+REST_SECONDS: Final = 10.0
+"""Where all containers are normal."""
 _STEP: Final = 1.0
 """Percent: a smaller change of a share is not told."""
 _NOTHING: Final = Granted(0.0)
@@ -52,8 +55,8 @@ class CardProtection:
 
 
 class CardGates:
-    """Grants shares and runs the watcher. One thread calls ``look``, once a second and when ``due`` is set;
-    any may read ``told``.
+    """Grants shares and runs the watcher. One thread calls ``look``, after each :attr:`pause` and when
+    ``due`` is set, as by each change of what is granted; any may read ``told``.
     """
 
     def __init__(
@@ -76,15 +79,26 @@ class CardGates:
         self._metrics = metrics
         self._granted: dict[tuple[str, CardUuid], Granted] = {}
         self._failed = ""
+        self._without_gates: Mapping[Key, Grant] | None = None
+        """Grants that need no gate; they are never changed in place."""
         self.told: Mapping[CardUuid, CardProtection] = {}
 
     def look(self) -> None:
         """Grant the shares due now, and have the right gates watched."""
-        members = _members(self._grants(), self._sample())
+        grants = self._grants()
+        if grants is self._without_gates:
+            return
+        members = _members(grants, self._sample())
         cards = gated_cards(members)
         self._grant(members, cards)
         self._watch(cards)
         self.told = {c.card: CardProtection(c.wait_seconds, self._closed(c.card), c.normal) for c in cards}
+        self._without_gates = None if members or self._failed else grants
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next look."""
+        return PERIOD_SECONDS if self._without_gates is None else REST_SECONDS
 
     def close(self) -> None:
         """End the watcher, which opens all gates."""

@@ -13,14 +13,14 @@ import structlog
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.ports.api_server import Pods
+from gpu_manager.ports.api_server import KnownPod, Pods
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.containers import Injector, Processes
 from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.records import CheckpointEntry, Kubelet
 from gpu_manager.services.allocation.association import AdmissionWindow
 from gpu_manager.services.allocation.books import Key
-from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.allocation.node_state import NodeState, StateView
 from gpu_manager.services.allocation.reclaim import DepartedPods, living_pods
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 from gpu_manager.services.metrics import ServiceMetrics
@@ -65,6 +65,7 @@ class Reclaimer:
         self._rounded = float("-inf")
         self._ended: dict[PodUid, float] = {}  # holders that the API has no longer, and since when
         self._absent: dict[Key, int] = {}
+        self._all_living: tuple[StateView, Mapping[str, Sequence[KnownPod]]] | None = None
         self._orphans: frozenset[str] = frozenset()
         self._stuck = set[str]()
 
@@ -73,8 +74,7 @@ class Reclaimer:
         beyond its device ids comes back by no other way.
         """
         now, view = self._clock.monotonic(), self._state.view
-        claims = {allocation.pod for allocation in view.ledger.claims}
-        ended = set(view.ledger.pods) - claims - living_pods(self._pods.local())
+        ended = self._without_pod(view, self._pods.local())
         if unnamed := set(filter(is_unidentified, ended)):
             ended -= unnamed  # of these the pods, which are named only in the kubelet's checkpoint
             entries = self._kubelet.checkpoint() or ()
@@ -86,6 +86,14 @@ class Reclaimer:
             return ()
         self._rounded = now
         return self.round()
+
+    def _without_pod(self, view: StateView, local: Mapping[str, Sequence[KnownPod]]) -> set[PodUid]:
+        """The holders that the API has not, or has as ended; neither argument is ever changed in place."""
+        if self._all_living is not None and self._all_living[0] is view and self._all_living[1] is local:
+            return set()
+        ended = set(view.ledger.pods) - living_pods(local)
+        self._all_living = None if ended else (view, local)
+        return ended
 
     def round(self) -> tuple[Allocation, ...]:
         """One round; returns what was released."""
