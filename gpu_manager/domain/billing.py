@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Allocation, peak
@@ -38,8 +38,7 @@ class Holding:
     memory_wasted: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
+class Sums(NamedTuple):
     """Sums since ``since``, of cores times seconds and bytes times seconds; the last was added at ``until``.
 
     Both are seconds since 1970.
@@ -68,7 +67,7 @@ class Sums:
         )
 
 
-FIGURES: Final = tuple(f.name for f in fields(Sums) if f.name not in ("since", "until"))
+FIGURES: Final = tuple(name for name in Sums._fields if name not in ("since", "until"))
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,7 @@ class PodSums:
     @cached_property
     def text(self) -> str:
         """A line of JSON. The line of an ended pod, of which there may be thousands, is encoded once."""
-        row = _row(self.sums)
-        return json.dumps([self.uid, self.namespace, self.pod, self.ended, row])
+        return json.dumps([self.uid, self.namespace, self.pod, self.ended, self.sums])
 
 
 @dataclass(slots=True)
@@ -141,8 +139,7 @@ def encode_bills(bills: Bills, boot: str, at: float) -> bytes:
         boot: ID of the node's boot.
         at: seconds since that boot of the last addition.
     """
-    namespaces = {name: _row(sums) for name, sums in bills.namespaces.items()}
-    head = json.dumps({"boot": boot, "at": at, "namespaces": namespaces})
+    head = json.dumps({"boot": boot, "at": at, "namespaces": bills.namespaces})
     return "\n".join([head, *(pod.text for pod in bills.pods.values())]).encode()
 
 
@@ -158,10 +155,6 @@ def decode_bills(data: bytes) -> tuple[Bills, str, float]:
         return Bills(namespaces, {pod.uid: pod for pod in pods}), str(head["boot"]), float(head["at"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"this is no file of bills: {error!r}") from error
-
-
-def _row(sums: Sums) -> list[float]:
-    return [getattr(sums, f.name) for f in fields(Sums)]
 
 
 def _sums(row: Any) -> Sums:
