@@ -155,7 +155,12 @@ class RunningContainers:
                 stop,
             ),
             threads.rounds(
-                usage.PERIOD_SECONDS, "gates", {"gates": self._gates.look}, count, stop, due=self._gates.due
+                lambda: self._gates.pause,
+                "gates",
+                {"gates": self._gates.look},
+                count,
+                stop,
+                due=self._gates.due,
             ),
             threads.rounds(
                 container_starts.PERIOD_SECONDS, "injection", {"injection": self._injection.look}, count, stop
@@ -165,13 +170,16 @@ class RunningContainers:
     def wake(self) -> None:
         """Call it when the ledger has changed, and to end the threads: the gates are updated now."""
         self._gates.due.set()
+        self._time_sharing.due.set()
 
     def close(self) -> None:
         """Call it once the threads have ended."""
         self._gates.close()
 
     def _sample(self) -> None:
-        sample = self.usage.sample()
+        before, sample = self.usage.last, self.usage.sample()
+        if sample.shares is not before.shares:
+            self._time_sharing.due.set()
         self.energy.add(sample)
         self.outside.look(sample)
         self.past.record(sample)

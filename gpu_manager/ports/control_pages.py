@@ -50,6 +50,7 @@ class TenantUse:
     longest_seconds: float = 0.0  # the longest kernel or graph that was measured
     launches: int = 0  # ever
     stalls: Stalls = NO_STALLS  # ever
+    last_busy_seconds: float = 0.0  # when it last had work in flight (CLOCK_MONOTONIC)
     variance: float | None = None  # of busy_seconds, in square seconds; ever. None: an older library
 
 

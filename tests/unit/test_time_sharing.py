@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Activity, Correction
 from gpu_manager.services.enforcement.time_sharing import (
     GLANCES,
+    GLANCES_MOST,
     TURN_SECONDS,
     CardTenant,
     TimeSharing,
@@ -287,11 +289,19 @@ def spend(service: TimeSharing, pages: Pages, seconds: float) -> int:
 
 def test_idle_containers_cost_a_few_glances_and_no_write() -> None:
     pages = Pages()
-    service = loop(pages, [CardTenant(f"t{i}", CARD, at_work=False) for i in range(100)])
+    service = loop(pages, [CardTenant(f"t{i}", CARD, at_work=False) for i in range(GLANCES_MOST)])
     assert spend(service, pages, 60) <= 60 / TURN_SECONDS + 1
     assert pages.read == 0
     assert pages.glances <= 60 / TURN_SECONDS * GLANCES
-    assert len(pages.written) == 100, "each is told once that nothing is corrected"
+    assert len(pages.written) == GLANCES_MOST, "each is told once that nothing is corrected"
+
+
+def test_many_idle_containers_cost_no_glance() -> None:
+    """The usage sampler reads each of them more often than its turn would come."""
+    pages = Pages()
+    service = loop(pages, [CardTenant(f"t{i}", CARD, at_work=False) for i in range(100)])
+    assert spend(service, pages, 60) <= 61
+    assert pages.glances == 0
 
 
 def test_containers_that_begin_together_are_told_within_half_a_second() -> None:
@@ -363,15 +373,30 @@ def test_a_stretched_claim_counts_no_more_than_the_container_has_processes() -> 
 @pytest.mark.parametrize(
     "beside", [(), (CardTenant("busy", OTHER, at_work=True),)], ids=["calm", "beside work"]
 )
-def test_among_a_hundred_idle_containers_each_is_seen_to_begin(beside: Sequence[CardTenant]) -> None:
+def test_among_many_idle_containers_each_is_seen_to_begin(beside: Sequence[CardTenant]) -> None:
     """They are looked at in turns, however often the loop surveys meanwhile."""
     pages = Pages()
-    names = [f"t{i}" for i in range(100)]
+    names = [f"t{i}" for i in range(GLANCES_MOST)]
     service = loop(pages, [*beside, *(CardTenant(name, CARD, at_work=False) for name in names)])
     spend(service, pages, 10)
-    pages.working = dict.fromkeys(names[80:82], 1)
+    pages.working = dict.fromkeys(names[20:22], 1)
     spend(service, pages, (len(names) / GLANCES + 4) * TURN_SECONDS)
-    assert all(2.0 in pages.factors(name) for name in names[80:82])
+    assert all(2.0 in pages.factors(name) for name in names[20:22])
+
+
+def test_among_a_hundred_those_that_the_sampler_saw_begin_are_watched_for_some_seconds() -> None:
+    """The figures of a kernel that runs for long may show nothing of it for a while."""
+    pages = Pages()
+    seats = [CardTenant(f"t{i}", CARD, at_work=False) for i in range(100)]
+    service = TimeSharing(pages, lambda: seats, pages.clock, service_metrics())
+    spend(service, pages, 10)
+    pages.working = {"t80": 1, "t81": 1}
+    seats = [replace(one, began=one.name in pages.working) for one in seats]
+    service.due.set()
+    spend(service, pages, 1.0)
+    seats = [replace(one, began=False) for one in seats]
+    spend(service, pages, 1.5)
+    assert [pages.factors(name)[-1] for name in pages.working] == [2.0, 2.0]
 
 
 def test_what_an_idle_container_could_not_be_told_is_told_a_second_later() -> None:

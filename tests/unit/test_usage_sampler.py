@@ -63,6 +63,21 @@ def test_work_after_a_rest_is_of_its_own_second(seconds: Seconds) -> None:
     assert seconds.sample().core == 0.0
 
 
+def test_a_container_begins_once_though_its_first_kernel_has_not_ended(seconds: Seconds) -> None:
+    seconds.busy(10.0)
+    for _ in range(3):
+        seconds.sample()
+    at_rest = seconds.usage.tenants()
+    use = TenantUse(seconds.card, 0, 10.0, 0.0, 0, 1, last_busy_seconds=7.0)
+    seconds.node.tenants.uses = {seconds.name: (use,)}
+    seconds.sample()
+    assert [one.began for one in seconds.usage.tenants()] == [True]
+    seconds.sample()
+    assert [one.began for one in seconds.usage.tenants()] == [False]
+    seconds.sample()
+    assert seconds.usage.tenants() == at_rest
+
+
 def test_a_sample_says_by_how_much_its_account_may_be_wrong(seconds: Seconds) -> None:
     def told(busy: float, variance: float, launches: int, processes: int) -> None:
         use = TenantUse(seconds.card, 0, busy, 0.0, 0, processes, launches=launches, variance=variance)

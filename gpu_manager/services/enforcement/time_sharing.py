@@ -103,9 +103,11 @@ GLANCE_SECONDS: Final = 0.25
 TURN_SECONDS: Final = 0.5
 GLANCES: Final = 16
 """Containers on idle cards that are looked at every :data:`GLANCE_SECONDS`; of more than these the next ones
-every :data:`TURN_SECONDS`, as the usage sampler reads each of them more often than its turn comes."""
+every :data:`TURN_SECONDS`."""
+GLANCES_MOST: Final = 2 * GLANCES
+"""Of more than these none is looked at: the usage sampler reads each of them before its turn comes."""
 BELIEVED_SECONDS: Final = 3.0
-"""A container that was seen to begin is at work for so long whatever the usage sampler's reading says."""
+"""A container that was seen to begin is at work for so long whatever the usage sampler's figures say."""
 HEARTBEAT_SECONDS: Final = 1.0
 RECENT_NS: Final = 300_000_000
 """A container whose last work is no older is active: throttled ones pause for longer than a sample."""
@@ -122,6 +124,7 @@ class CardTenant:
     share of the card's time that the driver saw it use, if known. ``beyond``: bytes that the driver counts
     on top of its account; ``excess``: bytes of the account that the driver does not count. ``priority`` is
     the container's class; ``gain`` the factor by which it is charged more than its library measures.
+    ``began``: it has had work in flight since the sample before, in which it was idle.
     """
 
     name: str
@@ -132,6 +135,7 @@ class CardTenant:
     excess: Excess = NO_EXCESS
     priority: Priority = Priority.NORMAL
     gain: float = 1.0
+    began: bool = False
 
 
 @dataclass(slots=True)
@@ -172,8 +176,9 @@ def _seen(activity: Activity, now_ns: int) -> CardActivity:
 
 
 class TimeSharing:
-    """The loop. ``seats`` is called once a second from its thread and must be quick. If it returns the same
-    object as before, while no container works and everything is published, the object is not processed again.
+    """The loop. ``tenants`` is called once a second and when ``due`` is set, from its thread, and must be
+    quick. If it returns the same object as before, while no container works and everything is published, the
+    object is not processed again.
     """
 
     def __init__(
@@ -183,6 +188,7 @@ class TimeSharing:
         clock: Clock,
         metrics: ServiceMetrics,
     ) -> None:
+        self.due = threading.Event()
         self._pages = pages
         self._card_tenants = tenants
         self._clock = clock
@@ -202,7 +208,10 @@ class TimeSharing:
     def run(self, stop: threading.Event) -> None:
         """Run until stopped, whatever the pages contain."""
         pause = 0.0
-        while not stop.wait(pause):
+        while not stop.is_set():
+            if self.due.wait(pause):
+                self.due.clear()
+                self._survey_at = 0.0
             try:
                 pause = self.step()
             except Exception:  # noqa: BLE001 - a run loop: pages are written by tenants
@@ -250,6 +259,8 @@ class TimeSharing:
 
     def _survey(self, now: float) -> None:
         present = self._card_tenants()
+        if present is not self._calm:
+            self._began |= {(one.name, one.card): now for one in present if one.began}
         self._began = {key: at for key, at in self._began.items() if now - at < BELIEVED_SECONDS}
         if present is self._calm and not self._began:
             return
@@ -286,6 +297,8 @@ class TimeSharing:
 
     def _rest(self, places: set[tuple[str, CardUuid]]) -> None:
         """Check these containers from now on; the rotation continues, newcomers come last."""
+        if len(places) > GLANCES_MOST:
+            places = set()
         stay = [place for place in self._resting if place in places]
         self._resting = deque(stay + sorted(places.difference(stay)))
 

@@ -242,6 +242,7 @@ class UsageSampler:
                 name=sample.grants[use.key].directory,
                 card=use.share.card,
                 at_work=bool(use.core),
+                began=use.began,
                 driver_share=driver_share(sample.processes.get(use.place, ())),
                 beyond=use.beyond,
                 excess=use.excess,
@@ -289,7 +290,9 @@ class UsageSampler:
             self._past_account.added(self._share(grant, share, by_card.get(share.card), now, driver))
             for share in grant.allocation.shares
         )
-        if not watched and not any(use.core != 0.0 or self._past_account.follows(use.place) for use in shown):
+        if not watched and not any(
+            not _was_idle(use) or self._past_account.follows(use.place) for use in shown
+        ):
             self._resting[grant.key] = _Resting(grant, read, shown)
         return shown
 
@@ -327,6 +330,11 @@ class UsageSampler:
             before.at = now
             return before.shown
         account, launches, stalls, error = None, 0.0, NO_STALLS, None
+        began = (
+            before is not None
+            and _was_idle(before.shown)
+            and use.last_busy_seconds > before.use.last_busy_seconds
+        )
         if before is not None and now > before.at and use.busy_seconds >= before.use.busy_seconds:
             seconds = now - before.at
             account = min(1.0, (use.busy_seconds - before.use.busy_seconds) / seconds)
@@ -356,6 +364,7 @@ class UsageSampler:
             error=error,
             launches=launches,
             stalls=stalls,
+            began=began,
         )
         self._before[place] = _Before(now, use, shown)
         return shown
@@ -390,6 +399,10 @@ class UsageSampler:
             )
 
 
+def _was_idle(shown: ShareUse) -> bool:
+    return shown.core == 0.0 and not shown.began
+
+
 def _is_idle(shown: ShareUse, share: Share, pids: tuple[int, ...]) -> bool:
     """True if an equal next reading would give equal figures."""
-    return shown.core == 0.0 and shown.share is share and shown.pids == pids
+    return _was_idle(shown) and shown.share is share and shown.pids == pids

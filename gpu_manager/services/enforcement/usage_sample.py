@@ -155,7 +155,8 @@ class ShareUse:
     figure for ``core``, ``error`` by how much of the card it may be wrong, and ``launches`` the launches per
     second; None if the reading does not cover one second. ``stalls`` are of this sample only. ``held_idle``
     is the part of ``throttled`` in which nothing of the container was in flight on the card, ``in_flight``
-    the time in which something was. ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole
+    the time in which something was. ``began``: it has had work in flight since the sample before, in which it
+    was idle. ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole
     card, nothing to enforce), ``tampered`` (its page cannot be trusted) or ``unknown`` (it cannot be read);
     ``reason`` gives the cause.
     """
@@ -180,6 +181,7 @@ class ShareUse:
     error: float | None = None
     launches: float = 0.0
     stalls: Stalls = NO_STALLS
+    began: bool = False
 
     @property
     def held(self) -> int | None:
