@@ -23,7 +23,7 @@ from admission.cluster.snapshot import Snapshot
 from admission.console.agents_usage import AgentAnswer
 from admission.explain.explanation import BARRED, FITS, HELD, Explanation
 from admission.extender.feasibility import Unfit
-from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.cluster.node_json import hidden, node_json
 from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.cluster.usage_json import NodeUsage, used_share
@@ -236,7 +236,9 @@ def graph(view: NodeView, namespace: str = "", usage: NodeUsage = NOT_KNOWN) -> 
         blank = dict.fromkeys(("stuck", "gone", "memory_used", "core_used", "refusals", "resize"))
         return {**fields, **blank, **hidden(holder)}
 
-    cards = [replace(state, reason=state.reason or problem) for state in view.node.cards]
+    cards: Sequence[CardState] = view.node.cards
+    if problem:
+        cards = [replace(state, reason=state.reason or problem) for state in cards]
     stranded = ZERO if view.ids is None else view.ids.stranded
     found = node_json(view.name, cards, view.node.topology, view.ledger, more, stranded)
     if view.kept is not None:

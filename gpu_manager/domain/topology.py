@@ -125,6 +125,7 @@ class Topology:
     numa_policy: NumaPolicy = NumaPolicy.NONE
     weights: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
     ranks: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+    _texts: list[list[str]] | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         size = len(self.links)
@@ -142,6 +143,13 @@ class Topology:
         if any(link.path for row in self.links for link in row):
             ranks = tuple(tuple(_RANK * link.weight + link.nearness for link in row) for row in self.links)
         object.__setattr__(self, "ranks", ranks)
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The links as texts, as in JSON; the caller does not change them."""
+        if self._texts is None:
+            object.__setattr__(self, "_texts", [[str(link) for link in row] for row in self.links])
+        return self._texts or []
 
     @classmethod
     def uniform(cls, size: int, link: Link) -> Topology:

@@ -55,7 +55,7 @@ def node_json(
         "node": node,
         "unit": ledger.unit,
         **({} if stranded == ZERO else {"stranded": asdict(stranded)}),
-        "links": [[str(link) for link in row] for row in topology.links],
+        "links": topology.texts,
         "numa_policy": topology.numa_policy.value,
         "cards": [
             {
@@ -71,9 +71,9 @@ def node_json(
                 **({"held": state.held} if state.held else {}),
                 **({"whole_only": state.card.whole_only} if state.card.whole_only else {}),
                 **({"memory_outside": state.card.outside} if state.card.outside else {}),
-                "cores_free": ledger.free(state.card.uuid).cores,
+                "cores_free": free.cores,
                 "memory": state.card.capacity(ledger.unit).memory,
-                "memory_free": ledger.free(state.card.uuid).memory,
+                "memory_free": free.memory,
                 "holders": [
                     {
                         "namespace": allocation.namespace,
@@ -90,6 +90,7 @@ def node_json(
                 ],
             }
             for state in cards
+            for free in (ledger.free(state.card.uuid),)
         ],
     }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -75,13 +76,11 @@ class HistoryQuery:
         """True if a container's share of a card belongs to the history."""
         if self.namespace not in ("", namespace):
             return False
-        mine = {
-            HistorySubject.CLUSTER: self.name,
-            HistorySubject.NODE: node,
-            HistorySubject.CARD: card,
-            HistorySubject.POD: f"{namespace}/{pod}",
-        }
-        return mine[self.subject] == self.name
+        if self.subject is HistorySubject.CLUSTER:
+            return True
+        if self.subject is HistorySubject.POD:
+            return f"{namespace}/{pod}" == self.name
+        return (node if self.subject is HistorySubject.NODE else card) == self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,12 +369,11 @@ def _write(share: _Share, slot: int, at: float, used: UsedShare) -> None:
 def _slots(times: Sequence[float], moments: Iterable[float], age: float) -> list[int | None]:
     """For each moment the slot of the newest answer before it that is younger than ``age``."""
     order = sorted(range(len(times)), key=times.__getitem__)
+    in_order = [times[slot] for slot in order]
     found: list[int | None] = []
-    at = -1
     for moment in moments:
-        while at + 1 < len(order) and times[order[at + 1]] <= moment:
-            at += 1
-        found.append(order[at] if at >= 0 and times[order[at]] > moment - age else None)
+        at = bisect_right(in_order, moment) - 1
+        found.append(order[at] if at >= 0 and in_order[at] > moment - age else None)
     return found
 
 

@@ -35,6 +35,9 @@ class UsedShare(NamedTuple):
     difference: float | None = None
 
 
+_NUMBERS: Final = (int, float)
+_LARGEST: Final = 1 << 60
+
 NodeUsage = Mapping[tuple[str, str, str], UsedShare]
 """(pod UID, container, UUID of the card) → what is used of it."""
 
@@ -48,23 +51,33 @@ def read_usage(answer: Any) -> NodeUsage:
     try:
         pods = answer["usage"]
         return {
-            (uid, container, str(device["uuid"])): UsedShare(
-                _figure(device, "gpu"),
-                None if (mib := _figure(device, "mem")) is None else int(mib * MIB),
-                _figure(device, "throttled"),
-                text(mapping(pod).get("project")),
-                text(mapping(pod).get("pod")),
-                None if (refused := _figure(device, "refused")) is None else int(refused),
-                _figure(device, "longest"),
-                next((one for one in Priority if one.value == device.get("priority")), None),
-                _difference(device.get("account_difference")),
-            )
-            for uid, pod in pods.items()
-            for container, stat in mapping(mapping(pod).get("stat")).items()
+            (uid, container, str(device["uuid"])): _used_share(device, namespace, name)
+            for uid, said in pods.items()
+            for pod in (mapping(said),)
+            for namespace, name in ((text(pod.get("project")), text(pod.get("pod"))),)
+            for container, stat in mapping(pod.get("stat")).items()
             for device in mappings(mapping(stat).get("dev"))
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise NodeUnready("its agent answered with something else") from error
+
+
+_PRIORITIES: Final = {one.value: one for one in Priority}
+
+
+def _used_share(device: Mapping[str, object], namespace: str, pod: str) -> UsedShare:
+    mib, refused = _figure(device, "mem"), _figure(device, "refused")
+    return UsedShare(
+        _figure(device, "gpu"),
+        None if mib is None else int(mib * MIB),
+        _figure(device, "throttled"),
+        namespace,
+        pod,
+        None if refused is None else int(refused),
+        _figure(device, "longest"),
+        _PRIORITIES.get(text(device.get("priority"))),
+        _difference(device.get("account_difference")),
+    )
 
 
 NOT_USED: Final = UsedShare(None, None)
@@ -121,7 +134,7 @@ def named_usage(usage: NodeUsage, pods: Mapping[str, Pod]) -> NodeUsage:
 
 def _figure(device: Mapping[str, object], key: str) -> float | None:
     value = device.get(key)
-    return float(value) if isinstance(value, int | float) and 0 <= value < 1 << 60 else None
+    return float(value) if isinstance(value, _NUMBERS) and 0 <= value < _LARGEST else None
 
 
 def _difference(value: object) -> float | None:
