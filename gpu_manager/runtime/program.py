@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -122,21 +123,51 @@ def pass_over_old_flags(arguments: Sequence[str], known: Mapping[str, bool], pro
 _LONGEST_PAUSE: Final = 5.0  # between two starts of a program that is killed at once
 _YOUNG_SECONDS: Final = 10.0
 _DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
+OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
+SPARED: Final = "-1000"  # the kernel's memory killer leaves it alive, also where it ends a whole container
+_OWN_SCORE: Final = "VCUDA_OOM_SCORE_ADJ"  # what the parent had, for its child
 
 
 def child_of(variable: str) -> str:
-    """The value by which the parent marked this process, empty if it has no such parent; it ends with it."""
+    """The value by which the parent marked this process, empty if it has no such parent.
+
+    It ends with its parent, and the memory killer may choose it although it spares that.
+    """
     if value := os.environ.get(variable, ""):
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        not_spared(os.environ)
     return value
 
 
+def spared(score: Path = OOM_SCORE) -> dict[str, str]:
+    """Have the kernel's memory killer spare this process. Returns what its child needs, not to be spared too.
+
+    ``score`` is the process's ``oom_score_adj``. It takes CAP_SYS_RESOURCE: without it nothing changes.
+    """
+    try:
+        own = score.read_text("ascii").strip()
+        score.write_text(SPARED, "ascii")
+    except OSError as error:
+        log.info("memory_killer_spares_nobody", reason=str(error))
+        return {}
+    return {_OWN_SCORE: own}
+
+
+def not_spared(variables: Mapping[str, str], score: Path = OOM_SCORE) -> None:
+    """Have the memory killer judge this process as it judged its parent before :func:`spared`."""
+    if own := variables.get(_OWN_SCORE, ""):
+        score.write_text(own, "ascii")
+
+
 class Supervised:
-    """This very command as a child. What ends by itself has its reason, and is not started again."""
+    """This very command as a child. What ends by itself has its reason, and is not started again.
+
+    The kernel's memory killer takes the child alone, also where it ends a container as a whole (cgroup v2).
+    """
 
     def __init__(self, variable: str, value: str, told: Callable[[], object]) -> None:
         """The child has a variable of that value; ``told`` returns once this process is to end."""
-        self._environment = {**os.environ, variable: value}
+        self._environment = {**os.environ, variable: value, **spared()}
         self._told = told
         self._ended = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None

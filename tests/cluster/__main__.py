@@ -1,6 +1,6 @@
 """The cluster by hand.
 
-``python -m tests.cluster build|up|down|status|soak [MINUTES]|starts|claim-starts|claim-waves [EACH [WAVE]]|rollouts [COUNT [BACKLOG]]|agent-kills [COUNT [terms]]|other-cards [STARTS]|lost-checkpoint [TIMES]|joins [TIMES]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|controllers|release DIRECTORY [COMMIT]|foreign ARCHIVE|record``
+``python -m tests.cluster build|up|down|status|soak [MINUTES]|starts|claim-starts|claim-waves [EACH [WAVE]]|rollouts [COUNT [BACKLOG]]|agent-kills [COUNT [terms|kills|wholes|jobs]]|other-cards [STARTS]|lost-checkpoint [TIMES]|joins [TIMES]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|controllers|release DIRECTORY [COMMIT]|foreign ARCHIVE|record``
 """
 
 # ruff: noqa: T201 - a program that prints, not a library
@@ -77,13 +77,13 @@ def _agent_kills(cluster: Cluster, count: str = str(agent_kills.KILLS), *ends: s
     Polite ends alone, ``terms``, have a record of their own.
     """
     _with_product(cluster)
-    kept = "agent_terms" if ends else "agent_kills"
+    kept = "agent_terms" if ends == ("terms",) else "agent_kills"
     last = record.last(kept, cluster.parts)
 
     def keep(ended: agent_kills.AgentKills) -> None:
         record.keep(kept, ended.added(last), cluster.parts)
 
-    found = agent_kills.run(cluster, int(count), keep, terms_alone=bool(ends))
+    found = agent_kills.run(cluster, int(count), keep, only=ends)
     return 1 if found.failed_terms or found.failed_kills > found.kills else 0
 
 
@@ -150,7 +150,7 @@ def main() -> int:
             return max(_rollouts(cluster), _rollouts(cluster, backlog=BACKLOG))
         elif words[:1] == ["rollouts"] and len(words) <= 3:
             return _rollouts(cluster, *map(int, words[1:]))
-        elif words[:1] == ["agent-kills"] and words[2:] in ([], ["terms"]):
+        elif words[:1] == ["agent-kills"] and {*words[2:]} <= {*agent_kills.ENDS, agent_kills.JOBS}:
             return _agent_kills(cluster, *words[1:])
         elif words and words[0] in COUNTED and len(words) <= 2:
             return COUNTED[words[0]](cluster, *map(int, words[1:]))

@@ -2,15 +2,15 @@
 process, whose parent holds the registration, and by SIGKILL to all processes of its pod; how many pods fail by it, and
 how many Jobs that must not lose one?
 
-``python -m tests.cluster agent-kills [COUNT [terms]]``: all of them, or polite ends alone. Runs of one image are
-added up. Rollouts are :mod:`tests.cluster.rollouts`.
+``python -m tests.cluster agent-kills [COUNT [terms|kills|wholes|jobs]]``: all of them, or one kind alone. Runs of
+one image are added up. Rollouts are :mod:`tests.cluster.rollouts`.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -27,7 +27,9 @@ _BETWEEN: Final = 8  # pods of the Job that succeed from one kill to the next
 
 @dataclass(slots=True)
 class AgentKills:
-    """``failed_terms`` must be 0, ``failed_kills`` and ``failed_wholes`` no more than such kills."""
+    """``failed_terms`` must be 0, ``failed_kills`` no more than such kills. ``wholes``: nobody is left to hold the
+    registration, and what was bound just before fails.
+    """
 
     image: str = ""
     terms: int = 0
@@ -49,33 +51,24 @@ class AgentKills:
 
 
 def run(
-    cluster: Cluster, count: int, keep: Callable[[AgentKills], object], *, terms_alone: bool = False
+    cluster: Cluster, count: int, keep: Callable[[AgentKills], object], *, only: Collection[str] = ()
 ) -> AgentKills:
-    """So many ends of each kind; ``keep`` is called after each with what was counted so far."""
+    """So many ends of each kind, or of those named; ``keep`` is called after each with what was counted so far."""
     result = AgentKills(record.image())
 
-    def terms(found: Rollouts) -> None:
-        result.terms, result.created_terms, result.failed_terms = found.rollouts, found.created, found.failed
-        keep(result)
+    def counted(kind: str) -> Callable[[Rollouts], None]:
+        def count_in(found: Rollouts) -> None:
+            setattr(result, kind, found.rollouts)
+            setattr(result, f"created_{kind}", found.created)
+            setattr(result, f"failed_{kind}", found.failed)
+            keep(result)
 
-    def kills(found: Rollouts) -> None:
-        result.kills, result.created_kills, result.failed_kills = found.rollouts, found.created, found.failed
-        keep(result)
+        return count_in
 
-    def wholes(found: Rollouts) -> None:
-        result.wholes, result.created_wholes, result.failed_wholes = (
-            found.rollouts,
-            found.created,
-            found.failed,
-        )
-        keep(result)
-
-    measure(cluster, count, 0, terms, end=_terminate)
-    if terms_alone:
-        return result
-    measure(cluster, count, 0, kills, end=product.kill_held_agent)
-    measure(cluster, count, 0, wholes, end=_kill_whole)
-    while result.job_kills < count:
+    for kind, end in ENDS.items():
+        if kind in only or not only:
+            measure(cluster, count, 0, counted(kind), end=end)
+    while (JOBS in only or not only) and result.job_kills < count:
         _job(cluster, count, result)
         keep(result)
     return result
@@ -90,12 +83,20 @@ def _terminate(cluster: Cluster) -> None:
 
 
 def _kill_whole(cluster: Cluster) -> None:
-    """As the memory killer ends a container under cgroup v2. Returns once the kubelet has started it again."""
+    """Nobody is left to hold the registration. Returns once the kubelet has started it again."""
     before = product.containers(cluster)
     product.kill(cluster, product.AGENT)
     cluster.wait(
         lambda: not product.containers(cluster) >= before, 60, "the end of its containers is not noticed"
     )
+
+
+ENDS: Final[Mapping[str, Callable[[Cluster], None]]] = {
+    "terms": _terminate,
+    "kills": product.kill_held_agent,
+    "wholes": _kill_whole,
+}
+JOBS: Final = "jobs"
 
 
 def _job(cluster: Cluster, count: int, result: AgentKills) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.resources import GIB
+from gpu_manager.runtime.program import SPARED
 from gpu_manager.servers.plugin_registration import SOCKETS
 from sandbox.api import StandInApi
 from sandbox.kubelet import AdmissionResult, StandInKubelet
@@ -129,6 +130,32 @@ def test_no_pod_fails_though_the_agent_is_killed_before_and_after_every_step(wor
             assert killed, f"no {name} was asked"
             assert limits(result) == [(20, 2 * GIB)]
     assert world.kubelet.allocatable()[CORE] == 400, "nothing was withdrawn meanwhile"
+    assert world.kubelet.registrations[CORE] == 1, "the kubelet has seen none of it"
+
+
+def oom_score(pid: int | str) -> str:
+    return Path(f"/proc/{pid}/oom_score_adj").read_text().strip()
+
+
+def test_no_pod_fails_though_the_memory_killer_ends_the_whole_container(world: World) -> None:
+    """Under cgroup v2 it kills all processes of the control group but those that are spared."""
+    agent = until(world.agent)
+    until(lambda: oom_score(agent) == oom_score("self"))
+    if oom_score(world.holder.pid) == oom_score("self"):
+        pytest.skip("without CAP_SYS_RESOURCE nobody is spared")
+    assert oom_score(world.holder.pid) == SPARED
+    killed: list[int] = []
+
+    def kill(step: Step) -> None:
+        if step.name == "Allocate" and not killed:
+            killed.extend(pid for pid in (world.holder.pid, agent) if oom_score(pid) != SPARED)
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    world.kubelet.hooks.before = kill
+    result = world.run(pod("a", container("c", 20, 8)))
+    assert result.admitted, result.message
+    assert killed == [agent]
     assert world.kubelet.registrations[CORE] == 1, "the kubelet has seen none of it"
 
 
