@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -12,6 +12,7 @@ from tests.cluster.churn import Churn
 from tests.cluster.cluster import Cluster
 from tests.cluster.pods import AWAY, Pods, container, pod, why_failed
 from tests.cluster.watcher import Watcher
+from tests.cluster.workloads import Workload
 
 SERVERS = ("kubelet", "containerd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 # The kubelet has nobody to ask while the agent is away, and fails a pod that is bound then: a controller makes
@@ -21,6 +22,18 @@ COSTLY = {"agent", "containerd"}
 TAKEN_BACK = "StartError: failed to create containerd task: failed to create shim task: context canceled"
 MOST_FAILED = 30  # made in 12 s: until the kubelet has started a killed agent again on a busy machine
 MOST_REFUSED = 3  # by a killed kubelet alone
+
+# What docs/operations.md gives a Job that its program's first failure is to end, and nothing else.
+ONCE: Final[Mapping[str, Any]] = {
+    "backoffLimit": 100,
+    "podFailurePolicy": {
+        "rules": [
+            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+            {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [128]}},
+            {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}},
+        ]
+    },
+}
 
 
 def kill(cluster: Cluster, part: str) -> None:
@@ -86,6 +99,37 @@ def test_killed_while_pods_come_and_go(cluster: Cluster, pods: Pods, parts: tupl
     after = {one.container_id: one for one in auditor.containers(cluster)}
     assert kept.container_id in after, "what ran was started anew"
     assert auditor.ledger_of(cluster)[kept.uid, "c"] == before[kept.uid, "c"]
+
+
+def goes_on(cluster: Cluster, job: Workload) -> None:
+    """Until some more of its pods have succeeded."""
+    done = job.status().get("succeeded", 0)
+    cluster.wait(lambda: job.status().get("succeeded", 0) > done + 8, 180, "it does not go on")
+
+
+@pytest.mark.case(60)
+def test_a_job_lives_through_kills_of_the_agents_pod_and_ends_at_its_programs_first_failure(
+    cluster: Cluster, pods: Pods
+) -> None:
+    """Under backoffLimit 0 the first pod that the kubelet refuses would end it."""
+    good = container("c", 10, 4, args=("/bin/sh", "-c", "sleep 1"))
+    with Workload(cluster, "Job", "lives", good, completions=5000, parallelism=14, **ONCE) as job:
+        goes_on(cluster, job)
+        for _ in range(3):
+            product.kill(cluster, product.AGENT)
+            cluster.wait(lambda: not product.agent_ready(cluster), 60, "the kill is not noticed")
+            cluster.wait(lambda: product.agent_ready(cluster), 90, "the agent is not ready")
+            goes_on(cluster, job)
+        assert "Failed" not in [one["type"] for one in job.status().get("conditions", [])]
+        assert job.failed(), "nothing was refused: the kills fell between pods"
+    bad = container("c", 10, 4, args=("/bin/sh", "-c", "exit 3"))
+    with Workload(cluster, "Job", "ends", bad, completions=9, parallelism=1, **ONCE) as job:
+        cluster.wait(
+            lambda: [one["reason"] for one in job.status().get("conditions", []) if one["type"] == "Failed"],
+            60,
+            "its program's failure does not end it",
+        )
+        assert job.status()["failed"] == 1
 
 
 @pytest.mark.case(60)
