@@ -112,7 +112,16 @@ COSCHEDULING: Final = Controller(  # a kube-scheduler 1.33 with the plugins of i
     "bin/kube-scheduler",
     {"k8s.io/component-base/version.gitVersion": "v1.33.5"},  # of its Kubernetes: it judges its gates by it
 )
-ALL: Final = (KUEUE, KUBERAY, COSCHEDULING)
+KNATIVE: Final = Controller(
+    "knative",
+    "knative.dev/serving",
+    "v0.42.2",
+    "h1:yKieg3MeNvpVz+4JJPbvmpee3v3LK3zO5h5HJBtzaNk=",
+    "./cmd/webhook",
+    "webhook",
+    "webhook",
+)
+ALL: Final = (KUEUE, KUBERAY, COSCHEDULING, KNATIVE)
 
 
 def main() -> None:
