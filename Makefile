@@ -156,7 +156,7 @@ deploy-check: $(STAMP) $(TOOLS)/helm ##measure the chart: lint, every render val
 
 manifests: $(TOOLS)/helm ##write write what is rendered from the chart, and the policies
 	PYTHONPATH=. python deploy/tools/render.py
-	gpu-quota-admission --print-policies > deploy/policies/vcuda.yaml
+	python -m tools.policies > deploy/policies/vcuda.yaml
 
 image: $(STAMP) ##ship build/image/gpu-manager.tar: the image of agent and admission, without registry or Docker
 	$(BIN)/python deploy/image/build.py

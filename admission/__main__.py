@@ -91,10 +91,6 @@ def command(
             " each other, and exit."
         ),
     ] = None,
-    print_policies: Annotated[  # noqa: FBT002  # the way to a flag
-        bool,
-        Option("--print-policies", help="Print the rules as ValidatingAdmissionPolicies, and exit."),
-    ] = False,
     log_level: Annotated[
         str, Option(envvar="LOG_LEVEL", help="Log level: debug, info, warning, error, or 0..8.")
     ] = "info",
@@ -121,12 +117,7 @@ def command(
         unit=whole_bytes("--memory-unit", memory_unit),
         trusted_users=frozenset(trusted_user) if trusted_user else TRUSTED_USERS,
     )
-    if print_policies:
-        from admission.webhook.static_policies import render  # noqa: PLC0415  # each way of the program loads what it needs
-
-        sys.stdout.write(render(terms))
-        return
-    from admission.app import compose  # noqa: PLC0415  # same: FastAPI and the Kubernetes client
+    from admission.app import compose  # noqa: PLC0415  # FastAPI and the Kubernetes client
 
     compose(
         replace(

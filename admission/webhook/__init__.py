@@ -1,1 +1,1 @@
-"""The webhooks: reviews, drafts, rules as policies, checks against the cluster at create time."""
+"""The webhooks: reviews, drafts, checks against the cluster at create time."""

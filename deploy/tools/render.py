@@ -13,8 +13,8 @@ from pathlib import Path
 import yaml
 
 from admission.config import ClusterTerms
-from admission.webhook.static_policies import policies
 from gpu_manager.domain.resources import LARGEST_COUNT
+from tools.policies import policies
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "gpu-manager"
@@ -93,7 +93,7 @@ def policy_file() -> str:
         if term not in text:
             raise SystemExit(f"the policies do not contain {term} any more: mend _GAPS")
         text = text.replace(term, gap)
-    return "# Written by deploy/tools/render.py from admission/webhook/static_policies.py.\n" + text
+    return "# Written by deploy/tools/render.py from tools/policies.\n" + text
 
 
 def helm(*arguments: str) -> str:

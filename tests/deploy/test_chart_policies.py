@@ -10,12 +10,12 @@ import celpy
 import pytest
 
 from admission.config import ClusterTerms
-from admission.webhook.static_policies import policies
 from gpu_manager.domain import contract
 from gpu_manager.domain.contract import FRONT_LABEL
 from tests.deploy.chart import SETS, of_kind, the
 from tests.fakes.cel import FUNCTIONS, Policy
 from tests.fakes.reviews import container, pod, review, update
+from tools.policies import policies
 
 AGENT, ADMISSION = (
     f"system:serviceaccount:kube-system:{name}" for name in ("gpu-manager", "gpu-quota-admission")

@@ -16,13 +16,6 @@ from hypothesis import strategies as st
 from admission.config import ClusterTerms
 from admission.webhook.admission_review import parse_review
 from admission.webhook.admit import validate
-from admission.webhook.policy_checks import (
-    annotation_checks,
-    ephemeral_checks,
-    guarded_checks,
-    request_checks,
-)
-from admission.webhook.static_policies import policies, render
 from gpu_manager.domain.contract import (
     CARDS,
     CORE,
@@ -40,6 +33,13 @@ from gpu_manager.domain.contract import (
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.rules.rulebook import Rule
 from tests.fakes.reviews import NODE_GROUPS, container, pod, review, update
+from tools.policies import policies, render
+from tools.policies.checks import (
+    annotation_checks,
+    ephemeral_checks,
+    guarded_checks,
+    request_checks,
+)
 
 ROOT = Path(__file__).parents[2]
 LAX = ClusterTerms()
@@ -53,7 +53,7 @@ needs_cel = pytest.mark.skipif(
 )
 
 
-def test_the_committed_file_is_what_the_program_prints() -> None:
+def test_the_committed_file_is_what_the_tool_prints() -> None:
     assert (ROOT / "deploy" / "policies" / "vcuda.yaml").read_text() == render(ClusterTerms())
 
 

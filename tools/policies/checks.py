@@ -1,5 +1,5 @@
 """The rulebook's rules as CEL, each with its text, for the policies of
-:mod:`admission.webhook.static_policies`.
+:mod:`tools.policies`.
 
 The CEL is that of Kubernetes 1.30 and later: quantity, list and string extensions, no optionals.
 """

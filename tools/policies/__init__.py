@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from admission.config import ClusterTerms
-from admission.webhook.policy_checks import (
+from tools.policies.checks import (
     EPHEMERAL_VARIABLES,
     GUARDED_VARIABLES,
     NOT_MIRROR,
@@ -33,7 +33,7 @@ from admission.webhook.policy_checks import (
 def render(terms: ClusterTerms) -> str:
     """All policies and their bindings, as one YAML file."""
     header = (
-        "# Written by `gpu-quota-admission --print-policies`; a test keeps the two equal.\n"
+        "# Written by `python -m tools.policies`; a test keeps the two equal.\n"
         "# The rules and their cures: docs/errors.md.\n"
     )
     return header + yaml.dump_all(
