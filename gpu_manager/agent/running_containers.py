@@ -6,6 +6,7 @@ Everything here follows the ledger and does not change it, except for a containe
 from __future__ import annotations
 
 import threading
+from itertools import chain
 
 from prometheus_client import CollectorRegistry
 
@@ -21,7 +22,8 @@ from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.cards import Cards
 from gpu_manager.ports.clock import Clock
 from gpu_manager.runtime import threads
-from gpu_manager.servers.exporter import AccountMetrics, GateMetrics, GuardMetrics
+from gpu_manager.servers import exporter
+from gpu_manager.servers.exporter import Findings
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import AnnotationWriteback, LimitPages
 from gpu_manager.services.billing import BillMeter, EnergyMeter
@@ -120,9 +122,22 @@ class RunningContainers:
 
     def register(self, registry: CollectorRegistry) -> None:
         """Export the results as metrics."""
-        registry.register(GuardMetrics(self._state, self._evasion, self._memory_limits, self._injection))
-        registry.register(AccountMetrics(self._state, lambda: self.usage.last, self.accounts))
-        registry.register(GateMetrics(self._state, self._gates))
+        registry.register(
+            Findings(
+                self._state,
+                lambda index: chain(
+                    exporter.guards(
+                        self._evasion.evaders,
+                        index,
+                        self._evasion.blind,
+                        self._memory_limits.kinds,
+                        self._injection.found,
+                    ),
+                    exporter.accounts(self.usage.last, self.accounts.found, index),
+                    exporter.gates(self._gates.told, index),
+                ),
+            )
+        )
 
     def restore(self) -> None:
         """Take up the sums that an agent before this one has stored."""

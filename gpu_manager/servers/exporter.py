@@ -33,10 +33,10 @@ from gpu_manager.services.allocation.books import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.billing import Holder
 from gpu_manager.services.cards.health import CardXids
-from gpu_manager.services.enforcement.account_check import NOTHING, AccountCheck, Compared
-from gpu_manager.services.enforcement.container_starts import DriverMemoryLimits, InjectionCheck, NotInjected
-from gpu_manager.services.enforcement.evasion_detector import Evader, EvasionDetector
-from gpu_manager.services.enforcement.gates import CardGates, CardProtection
+from gpu_manager.services.enforcement.account_check import Compared
+from gpu_manager.services.enforcement.container_starts import NotInjected
+from gpu_manager.services.enforcement.evasion_detector import Evader
+from gpu_manager.services.enforcement.gates import CardProtection
 from gpu_manager.services.enforcement.usage import UsageSampler
 from gpu_manager.services.enforcement.usage_sample import Sample
 
@@ -267,92 +267,30 @@ def _marked(known: Mapping[str, Sequence[KnownPod]]) -> Metric:
 
 
 _LACKS = ("host-pid", "cards")
-_Index = Mapping[CardUuid, str]  # each card's number
+CardIndex = Mapping[CardUuid, str]
+"""Each card's number."""
 
 
-class _Findings(Collector):
+class Findings(Collector):
     """Families of the last results, read at scrape: what is gone, or fine again, leaves no series."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        families: Callable[[_Index], Iterator[Metric]],
-        without_series: Callable[[], Iterator[Metric]],
-    ) -> None:
+    def __init__(self, state: NodeState, families: Callable[[CardIndex], Iterator[Metric]]) -> None:
         self._state = state
         self._families = families
-        self._without_series = without_series
-
-    def describe_enforcement(self) -> Iterable[Metric]:
-        """Every family without its series."""
-        return self._without_series()
 
     def collect(self) -> Iterator[Metric]:
         """Build every family from the last results."""
         return self._families({state.card.uuid: str(state.card.index) for state in self._state.node.cards})
 
 
-class GuardMetrics(_Findings):
-    """Evaders, memory limits that driver or kernel hold, and containers that were given nothing."""
-
-    def __init__(
-        self,
-        state: NodeState,
-        evasion: EvasionDetector,
-        memory_limits: DriverMemoryLimits,
-        injection: InjectionCheck,
-    ) -> None:
-        super().__init__(
-            state,
-            lambda index: _guards(
-                evasion.evaders, index, evasion.blind, memory_limits.kinds, injection.found
-            ),
-            describe_guards,
-        )
-
-
-class AccountMetrics(_Findings):
-    """The comparison of accounts with the driver's figures."""
-
-    def __init__(self, state: NodeState, last_sample: Callable[[], Sample], check: AccountCheck) -> None:
-        super().__init__(
-            state,
-            lambda index: _accounts(last_sample(), check.found, index),
-            lambda: _accounts(Sample(0.0), NOTHING, {}),
-        )
-
-
-class GateMetrics(_Findings):
-    """Cards on which protected and best-effort containers are together."""
-
-    def __init__(self, state: NodeState, gates: CardGates) -> None:
-        super().__init__(state, lambda index: _gates(gates.told, index), describe_gates)
-
-
-def describe_enforcement() -> Iterator[Metric]:
-    """All these families without series, as while there is nothing to report."""
-    yield from describe_guards()
-    yield from describe_gates()
-    yield from _accounts(Sample(0.0), NOTHING, {})
-
-
-def describe_guards() -> Iterator[Metric]:
-    """The families of guards without series, as while there are no findings."""
-    return _guards((), {}, frozenset(), {}, ())
-
-
-def describe_gates() -> Iterator[Metric]:
-    """The families of gates without series, as while no card has both classes."""
-    return _gates({}, {})
-
-
-def _guards(
+def guards(
     evaders: Sequence[Evader],
-    index: _Index,
+    index: CardIndex,
     lacking: Collection[str],
     kinds: Mapping[str, int],
     not_injected: Sequence[NotInjected],
 ) -> Iterator[Metric]:
+    """Evaders, memory limits that driver or kernel hold, and containers that were given nothing."""
     yield GaugeMetricFamily(
         "vcuda_evaders",
         "Containers reported as bypassing their limits now",
@@ -387,7 +325,8 @@ def _guards(
     )
 
 
-def _accounts(sample: Sample, found: Compared, index: _Index) -> Iterator[Metric]:
+def accounts(sample: Sample, found: Compared, index: CardIndex) -> Iterator[Metric]:
+    """The comparison of accounts with the driver's figures."""
     shown: dict[tuple[str, ...], float] = {}
     for (key, card), difference in found.differences.items():
         grant = sample.grants.get(key)
@@ -432,6 +371,7 @@ _GATES: Final[tuple[Family[CardProtection], ...]] = (
 )
 
 
-def _gates(told: Mapping[CardUuid, CardProtection], index: _Index) -> Iterator[Metric]:
+def gates(told: Mapping[CardUuid, CardProtection], index: CardIndex) -> Iterator[Metric]:
+    """Cards on which protected and best-effort containers are together."""
     rows = [((uuid, index.get(uuid, "")), protection) for uuid, protection in sorted(told.items())]
     yield from (family.of(CARD, rows) for family in _GATES)

@@ -15,7 +15,7 @@ from gpu_manager.domain.enforcement.second_witness import GAP
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.ports.control_pages import TenantUse
 from gpu_manager.runtime.inbound import scrape
-from gpu_manager.servers.exporter import AccountMetrics
+from gpu_manager.servers.exporter import Findings, accounts
 from gpu_manager.servers.status import Status
 from gpu_manager.services.enforcement.account_check import NOTHING, AccountCheck
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
@@ -74,7 +74,9 @@ class Rig:
         )
         self.sharing = TimeSharing(self.pages, self.usage.tenants, node.clock, node.metrics)
         self.registry = CollectorRegistry()
-        self.registry.register(AccountMetrics(node.state, lambda: self.usage.last, self.check))
+        self.registry.register(
+            Findings(node.state, lambda index: accounts(self.usage.last, self.check.found, index))
+        )
 
     def seconds(self, count: int, account: float, *driver: int, launches: int = 0) -> None:
         """The page accounts for so much of the card, its gain not included; ``driver``: percent by process."""

@@ -15,7 +15,7 @@ from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.control_pages import GateReading, GateWatch, WatchedTenant
-from gpu_manager.servers.exporter import GateMetrics, describe_gates
+from gpu_manager.servers.exporter import Findings, gates
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.enforcement.gates import PERIOD_SECONDS, REST_SECONDS, CardGates
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
@@ -241,7 +241,7 @@ def test_it_ends_the_watcher():
 def test_the_metrics_name_the_card():
     rig = pair(longest=0.05)
     registry = CollectorRegistry()
-    registry.register(GateMetrics(state_of(STATES), rig.service))
+    registry.register(Findings(state_of(STATES), lambda index: gates(rig.service.told, index)))
     assert b"uuid=" not in generate_latest(registry)
     rig.service.look()
     text = generate_latest(registry).decode()
@@ -252,7 +252,7 @@ def test_the_metrics_name_the_card():
     rig.broken = "gone"
     rig.service.look()
     assert "vcuda_gate_closed_seconds_total{" not in generate_latest(registry).decode(), "absent is not zero"
-    assert {family.name for family in describe_gates()} == {
+    assert {family.name for family in gates({}, {})} == {
         "vcuda_protected_wait_seconds",
         "vcuda_gate_closed_seconds",
         "vcuda_protected_beside_normal",

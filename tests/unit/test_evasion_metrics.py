@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.evasion import EvasionReason
-from gpu_manager.servers.exporter import GuardMetrics
+from gpu_manager.servers.exporter import Findings, guards
 from gpu_manager.services.enforcement.container_starts import NotInjected
 from gpu_manager.services.enforcement.evasion_detector import Evader
 from tests.fakes.ports import cards
@@ -29,7 +29,16 @@ class Board:
         self.registry = CollectorRegistry()
         self.injection: Any = SimpleNamespace(found=())
         self.registry.register(
-            GuardMetrics(state_of(STATES), self.detector, self.driver_limits, self.injection)
+            Findings(
+                state_of(STATES),
+                lambda index: guards(
+                    self.detector.evaders,
+                    index,
+                    self.detector.blind,
+                    self.driver_limits.kinds,
+                    self.injection.found,
+                ),
+            )
         )
 
     def scrape(self) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:

@@ -14,6 +14,8 @@ from gpu_manager.cli.program import LazyProgram, load
 from gpu_manager.domain import contract as c
 from gpu_manager.runtime.arguments import Command
 from gpu_manager.servers import exporter
+from gpu_manager.services.enforcement.account_check import NOTHING
+from gpu_manager.services.enforcement.usage_sample import Sample
 from gpu_manager.services.metrics import ServiceMetrics
 from tools.docs.markdown import family_row, made_page, option_row, table
 
@@ -30,7 +32,9 @@ def metrics_page() -> str:
     families = [
         *_counted(),
         *exporter.describe(),
-        *exporter.describe_enforcement(),
+        *exporter.guards((), {}, frozenset(), {}, ()),
+        *exporter.gates({}, {}),
+        *exporter.accounts(Sample(0.0), NOTHING, {}),
     ]
     legacy = [f for f in families if not f.name.startswith("vcuda_")]
     ours = sorted((f for f in families if f not in legacy), key=lambda f: f.name)
