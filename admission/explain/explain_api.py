@@ -7,7 +7,7 @@ JSON for programs: ``?o=text``, ``?o=json``, else by Accept.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -44,35 +44,10 @@ def as_text(explanation: Explanation) -> str:
 
 def as_json(explanation: Explanation) -> dict[str, Any]:
     """The same for programs. Amounts: hundredths of a card, bytes."""
-    return {
-        "pod": explanation.pod,
-        "asks": explanation.asks,
-        "line": explanation.line,
-        "change": explanation.change,
-        "counts": dict(explanation.counts),
-        "total": explanation.total,
-        "held": explanation.held,
-        "quota": list(explanation.quota),
-        "nodes": [
-            {
-                "node": node.node,
-                "outcome": node.outcome,
-                "line": node.line,
-                "victims": list(node.victims),
-                "barred": node.barred,
-                "cards": [
-                    {
-                        "index": c.index,
-                        "uuid": c.uuid,
-                        "free": {"cores": c.free.cores, "memory": c.free.memory},
-                        "reason": c.reason,
-                    }
-                    for c in node.cards
-                ],
-            }
-            for node in explanation.nodes
-        ],
-    }
+    found = asdict(replace(explanation, nearest=None))
+    del found["nearest"]
+    found["nodes"] = [{**node, "cards": list(node["cards"])} for node in found["nodes"]]
+    return found
 
 
 def quota_text(quota: Quota, snapshot: Snapshot) -> str:
