@@ -160,11 +160,11 @@ class LeastFragmentation:
 
     @property
     def basis(self) -> object:
-        """See :class:`~admission.extender.ranking.NodePolicy`."""
+        """What costs follow from beside the nodes: another object once that has changed."""
         return self._epoch
 
     def begin(self) -> None:
-        """See :class:`~admission.extender.ranking.NodePolicy`."""
+        """A question about a pod begins: what costs follow from may change now, and not before the next."""
         self._current(questions=1)
 
     @property
@@ -180,7 +180,12 @@ class LeastFragmentation:
     def costs(
         self, request: PodRequest, candidates: Sequence[RankedNode], terms: PriceTerms | None = None
     ) -> Sequence[Cost | None]:
-        """See :class:`~admission.extender.ranking.NodePolicy`."""
+        """One cost per candidate; the lowest wins. It depends on what the nodes hold, never on their names.
+
+        ``terms``: of this question, None if it has no other call. ``candidates`` are sorted, the most
+        promising first. If only some can be priced in time, the others get None and are priced when the same
+        kind of request comes again.
+        """
         terms = PriceTerms() if terms is None else terms
         if request.placement is PlacementPolicy.SPREAD:
             return spread_costs(request, candidates, self._plain)
@@ -201,7 +206,11 @@ class LeastFragmentation:
         priced: Mapping[int, RankedNode] = MappingProxyType({}),
         terms: PriceTerms | None = None,
     ) -> Totals | None:
-        """See :class:`~admission.extender.ranking.NodePolicy`: for normal pods beside normal pods."""
+        """The first part of each cost by the number of a kind of nodes, as far as known, to a hundredth: not
+        a number where it is unknown. None if a cost depends on more, as beside pods of a priority.
+
+        ``priced``: nodes of some numbers whose costs have just been computed.
+        """
         epoch = self._epoch
         plain = request.placement is PlacementPolicy.BINPACK and request.priority is Priority.NORMAL
         if epoch is None or not plain:
@@ -254,8 +263,8 @@ class LeastFragmentation:
             return self._drained.kept(self._cluster, self._bounds(epoch.scorer.stock))
 
     def prepare(self, request: PodRequest, candidates: Sequence[RankedNode]) -> None:
-        """See :class:`~admission.extender.ranking.NodePolicy`; prices nodes that changed since the last
-        question.
+        """Compute some of the costs that will be needed next: those of nodes that changed since the last
+        question. Changes no answer.
         """
         epoch = self._epoch
         if epoch is None or request.placement is PlacementPolicy.SPREAD:

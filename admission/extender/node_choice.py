@@ -15,9 +15,10 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.extender.decisions import RankDecision, Recorded
 from admission.extender.feasibility import FeasibilityCheck
+from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.many_nodes import Candidates, Verdicts, candidates
 from admission.extender.node_names import NodeNames
-from admission.extender.ranking import RANKED, Cost, NodePolicy, PriceTerms, Scores, most_priced, scores
+from admission.extender.ranking import RANKED, Cost, PriceTerms, Scores, most_priced, scores
 
 
 class Ranked(NamedTuple):
@@ -31,7 +32,7 @@ class Ranked(NamedTuple):
 class NodeChoice:
     """``recorded`` is called for every choice over node names."""
 
-    def __init__(self, policy: NodePolicy, recorded: Recorded) -> None:
+    def __init__(self, policy: LeastFragmentation, recorded: Recorded) -> None:
         self._policy = policy
         self._recorded = recorded
         self._prepared: tuple[Verdicts, Candidates, object] | None = None

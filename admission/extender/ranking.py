@@ -1,4 +1,4 @@
-"""The choice among the nodes that fit: a policy behind one method, and the scores that encode its choice.
+"""The choice among the nodes that fit: costs without a history, and the scores that encode a choice.
 
 A node whose cards hold tenants that do not suit the pod's priority is ranked lower.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
@@ -22,9 +21,6 @@ from admission.extender.price_column import Totals
 from gpu_manager.domain.priority import Priority, unprotected_beside
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
-
-if TYPE_CHECKING:
-    from admission.extender.many_nodes import Verdicts
 
 BEST, SECOND = 10, 8  # scores: the gap is what a scheduler's weight must carry over its other scores
 RANKED: Final = 2  # parts of a cost that count in the scores of all but the best
@@ -65,43 +61,6 @@ class PriceTerms:
     cpu: int = 0
 
 
-class NodePolicy(Protocol):
-    """A policy that chooses among nodes."""
-
-    @property
-    def basis(self) -> object:
-        """What costs follow from beside the nodes: another object once that has changed."""
-
-    def begin(self) -> None:
-        """A question about a pod begins: what costs follow from may change now, and not before the next."""
-
-    def costs(
-        self, request: PodRequest, candidates: Sequence[RankedNode], terms: PriceTerms | None = None
-    ) -> Sequence[Cost | None]:
-        """One cost per candidate; the lowest wins. It depends on what the nodes hold, never on their names.
-
-        ``terms``: of this question, None if it has no other call. ``candidates`` are sorted, the most
-        promising first. If only some can be priced in time, the others
-        get None and are priced when the same kind of request comes again.
-        """
-
-    def prepare(self, request: PodRequest, candidates: Sequence[RankedNode]) -> None:
-        """Compute some of the costs that will be needed next. Changes no answer."""
-
-    def totals(
-        self,
-        request: PodRequest,
-        verdicts: Verdicts,
-        priced: Mapping[int, RankedNode] = MappingProxyType({}),
-        terms: PriceTerms | None = None,
-    ) -> Totals | None:
-        """The first part of each cost by the number of a kind of nodes, as far as known, to a hundredth: not
-        a number where it is unknown. None if a cost's first part is no number, or depends on more.
-
-        ``priced``: nodes of some numbers whose costs have just been computed.
-        """
-
-
 class BestFit:
     """Leaves the fewest fragments: no idle card is broken while a broken one has room; then the fullest card.
 
@@ -110,36 +69,17 @@ class BestFit:
     under ``topology`` the best-joined cards first. Thread-safe.
     """
 
-    basis: object = None
-
     def __init__(self) -> None:
         self._known: dict[Fit, Cost] = {}
 
-    def begin(self) -> None:
-        """See :class:`NodePolicy`; nothing changes."""
-
-    def costs(
-        self, request: PodRequest, candidates: Sequence[RankedNode], terms: PriceTerms | None = None
-    ) -> list[Cost]:
-        """See :class:`NodePolicy`."""
+    def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> list[Cost]:
+        """One cost per candidate; the lowest wins."""
         known = self._known
         if len(known) > _MOST:
             known.clear()
         return [
             known.get(fit) or known.setdefault(fit, _cost(request, view, fit)) for view, fit in candidates
         ]
-
-    def prepare(self, request: PodRequest, candidates: Sequence[RankedNode]) -> None:
-        """See :class:`NodePolicy`; nothing to prepare, since costs are cheap."""
-
-    def totals(
-        self,
-        request: PodRequest,
-        verdicts: Verdicts,
-        priced: Mapping[int, RankedNode] = MappingProxyType({}),
-        terms: PriceTerms | None = None,
-    ) -> None:
-        """See :class:`NodePolicy`: a cost begins with several numbers."""
 
 
 def _cost(request: PodRequest, view: NodeView, fit: Fit) -> Cost:
@@ -175,8 +115,8 @@ def scores(
     ``numbers`` has the kind of each node, ``costs`` the costs of the kinds on which the pod fits; some node
     has each kind. The rank depends on the first :data:`RANKED` parts of the cost, so that nodes of equal cost
     get equal scores, except the best one: the least by the whole cost, then the first by name. Nodes tied up
-    to there are alike in everything that the policy reads. With ``totals`` (see :meth:`NodePolicy.totals`)
-    ``costs`` are those of the nodes near the least, and the others rank by their totals.
+    to there are alike in everything that the policy reads. With ``totals`` ``costs`` are those of
+    the nodes near the least, and the others rank by their totals.
     """
     if not costs:
         return np.zeros(len(numbers), np.uint8)

@@ -27,12 +27,12 @@ from admission.config import SHORTEST_KEEP_SECONDS
 from admission.extender.binding import Binder
 from admission.extender.decisions import FilterDecision, PreemptDecision, Recorded, unrecorded
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
+from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.many_nodes import Verdicts, beside_its_gang, judge_nodes
 from admission.extender.node_choice import NodeChoice
 from admission.extender.node_names import LastQuestion, NodeNames
 from admission.extender.node_table import NodeTable
 from admission.extender.preemption import evictions
-from admission.extender.ranking import NodePolicy
 from admission.extender.refusal_lines import FULL_LINES, LATE, reasons
 from admission.extender.wire import (
     ExtenderArgs,
@@ -136,7 +136,7 @@ class Extender:
         cluster: ClusterState,
         quota: QuotaBook,
         judge: FeasibilityJudge,
-        policy: NodePolicy,
+        policy: LeastFragmentation,
         binder: Binder,
         *,
         clock: Clock | None = None,

@@ -13,7 +13,7 @@ from admission.extender.binding import BindAnswer, Binder, BindOutcome, BindRule
 from admission.extender.decisions import unrecorded
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.fragmentation_score import LeastFragmentation
-from admission.extender.ranking import BestFit, NodePolicy
+from admission.extender.ranking import BestFit
 from admission.extender.verbs import Extender, Reply
 from admission.gangs.keeper import GangKeeper
 from admission.gangs.members import GangMembers
@@ -38,6 +38,7 @@ from gpu_manager.domain.contract import (
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
+from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.topology import Link, NumaPolicy, Topology
 from tests.fakes.ports import FakeClock
 
@@ -246,6 +247,21 @@ class FakeApi:
         return None if obj is None else parse_pod(obj)
 
 
+class PlainPolicy(BestFit):
+    """Best fit in the place of the deployed policy: it has no history, and prepares nothing."""
+
+    basis = None
+
+    def begin(self) -> None: ...
+
+    def prepare(self, *_asked: Any) -> None: ...
+
+    def totals(self, *_asked: Any, **_terms: Any) -> None: ...
+
+    def costs(self, request: PodRequest, candidates: Sequence[Any], terms: Any = None) -> list[Any]:
+        return super().costs(request, candidates)
+
+
 class World:
     """A cluster, an API server, and the extender between them. ``watching``: the watch shows Bindings at once.
 
@@ -262,7 +278,7 @@ class World:
         budgets: Sequence[Obj] = (),
         quota: Mapping[str, Any] | None = None,
         watching: bool = True,
-        policy: NodePolicy | None = None,
+        policy: Any = None,
         judge: FeasibilityJudge | None = None,
         schedulers: frozenset[str] = frozenset({"gpu-scheduler"}),
         expecting: bool = False,
@@ -318,7 +334,7 @@ class World:
             self.cluster,
             self.quota,
             judge,
-            policy or BestFit(),
+            policy or PlainPolicy(),
             self.binder,
             clock=self.clock if expecting else None,
             gangs=self.gangs if expecting else None,

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from admission.cluster.pod_view import pod_view
 from admission.cluster.snapshot import NODES
 from admission.extender.fragmentation_score import LeastFragmentation
-from admission.extender.ranking import BestFit
 from admission.extender.verbs import Extender, Reply
 from gpu_manager.domain.contract import PLACEMENT
 from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.rules.pod_request import judged_request
-from tests.fakes.extender import UNIT, World, args, node, pod
+from tests.fakes.extender import UNIT, PlainPolicy, World, args, node, pod
 
 _CORES = (10, 20, 30, 50, 70, 100, 200)
 _pods = st.lists(
@@ -109,7 +108,7 @@ def test_many_costs_are_left_to_the_question_and_those_of_a_new_model_too():
 
 
 def test_the_plain_policy_has_nothing_to_prepare():
-    world = World([node("n1"), node("n2")], policy=BestFit())
+    world = World([node("n1"), node("n2")], policy=PlainPolicy())
     world.create(asking := waiting("a", 30, None))
     world.filter(asking)
     reply = world.extender.filter(args(asking, world.nodes))

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.extender.filter_results import FilterResults
+from admission.extender.binding import FilterResults
 from gpu_manager.domain.kube.pod import PodUid
 
 names = st.lists(st.sampled_from([f"n{i}" for i in range(40)]), unique=True)
