@@ -1,20 +1,21 @@
-"""Is core time right beside other containers whose kernels fill the card?
+"""Is core time right beside other containers, whose kernels fill the card, or which run their own programs?
 
 Programs in the shapes of frameworks, whose kernels take microseconds, in a container beside one to three with
-a flood of kernels of 1 ms each: the card gives all of them turns of milliseconds, and what events show of a
-short kernel is its own time or a wait for others' turns. At real-time priority, on a stand-in driver whose
-calls cost what an H100's cost; the modelled card is the judge.
+a flood of kernels of 1 ms each, or beside one that runs such a program too. The card gives all of them turns
+of milliseconds, and what events show of a short kernel is its own time or a wait for others' turns. At
+real-time priority, on a stand-in driver whose calls cost what an H100's cost; the modelled card is the judge.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from bench.core_cells import COSTS, Cell, Program
 from bench.rows import Row
 from tests.native.shape_table import TABLE
-from tests.native.shapes import Shape, beside
+from tests.native.shapes import Shape, beside, together
 from tests.native.timed import ATTEMPTS, StallWitness, real_time
 
 SECONDS: Final = 4.0
@@ -57,6 +58,10 @@ CROWDED: Final = (
 )
 QUICK_CROWDED: Final = ("kinds", "compiled", "3 ms", "cascade")
 
+PAIRED: Final = ("eager", "kinds", "persistent", "loader", "ddp", "cascade")
+QUICK_PAIRED: Final = (("eager", "ddp"), ("cascade", "eager"), ("kinds", "persistent"))
+PAIR_LIMITS: Final = (30, 60)
+
 PROGRAMS: Final = (
     *(Program(shape, 1) for shape in (*TABLE, *LONG)),
     *(Program(shape, processes) for shape in OTHERS for processes in shape.processes),
@@ -78,6 +83,18 @@ def _cells(programs: Iterable[Program], containers: int = 1) -> Iterator[Cell]:
             yield Cell(f"{program.name} beside {flood}{crowd}", limit, use.work, use.had, use)
 
 
+def _pairs(names: Iterable[tuple[str, str]]) -> Iterator[Cell]:
+    shapes = {shape.name: shape for shape in (*TABLE, *OTHERS)}
+    for pair in names:
+        for _ in range(ATTEMPTS):
+            with real_time(), StallWitness() as witness:
+                uses = together([shapes[name] for name in pair], PAIR_LIMITS, SECONDS, COSTS)
+            if not witness.stalls.disturbing:
+                break
+        for name, other, limit, use in zip(pair, reversed(pair), PAIR_LIMITS, uses, strict=True):
+            yield Cell(f"{name} beside {other}", limit, use.work, use.had, use)
+
+
 def rows(*, full: bool) -> Iterable[Row]:
     """How wrong the account of such a container is, and how far its fullest second exceeds its limit."""
     cells = list(_cells(program for program in PROGRAMS if full or program.shape.name in QUICK))
@@ -92,6 +109,10 @@ def rows(*, full: bool) -> Iterable[Row]:
         "core_crowded", crowded,
         "one process beside floods in two and in three containers, which share 80 or 50 evenly", full=full,
     )  # fmt: skip
+    pairs = list(_pairs(itertools.product(PAIRED, PAIRED) if full else QUICK_PAIRED))
+    yield from _judged(
+        "core_programs", pairs, "two containers of 30 and 60, each with a program of one process", full=full
+    )
 
 
 def _judged(name: str, cells: Sequence[Cell], shapes: str, *, full: bool) -> Iterator[Row]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -118,6 +119,22 @@ def beside(
             for load in loads:
                 load.kill()
             return use
+
+
+def together(shapes: Sequence[Shape], limits: Sequence[int], seconds: float, costs: str) -> Sequence[Use]:
+    """Programs of one process each, in containers with these limits, at the same time on one card."""
+    with world(settings=COSTS[costs]) as made, ThreadPoolExecutor(len(shapes)) as pool:
+        tenants = [made.tenant(limit) for limit in limits]
+        with made.host(*tenants):
+            return list(
+                pool.map(
+                    lambda number: _run(
+                        made, made.environment(tenants[number]), shapes[number], 1, seconds, number + 1,
+                        lambda: made.usage(tenants[number]), shared=True,
+                    ),
+                    range(len(shapes)),
+                )
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
