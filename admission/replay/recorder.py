@@ -207,7 +207,9 @@ class _Segment:
     def node(self, built: _Built) -> None:
         """A node was built."""
         turn, name, facts, (pods, cpu, deleted, claims, kept, away) = built
-        line: Line = {"k": "node", "turn": turn, "name": name, "pods": list(map(self._pod, pods))}
+        number = self._number.get
+        numbers = [number(id(pod)) or self._pod(pod) for pod in pods]  # most are known
+        line: Line = {"k": "node", "turn": turn, "name": name, "pods": numbers}
         if facts is None:
             self._facts.pop(name, None)
             line["gone"] = True
@@ -252,14 +254,14 @@ class _Segment:
 
     def _asked(self, at: float, asked: FeasibilityCheck) -> Line:
         """What every decision is judged by: state, pod and quota."""
-        line: Line = {"k": "", "at": at, "turn": asked.turn, "pod": self._pod(asked.occupant)}
+        line: Line = {"k": "", "at": at, "turn": asked.turn, "pod": self._number_of(asked.occupant)}
         return line if asked.quota is None else line | _quota(asked.quota, asked.pod.namespace, asked.claimed)
 
     def _resized(self, at: float, decided: ResizeDecision) -> None:
         terms, answer, now = decided.terms, decided.answer, decided.snapshot
         if terms.limits != NamespaceLimits():
             return  # Kubernetes' own limits are not recorded
-        line: Line = {"k": "resize", "at": at, "turn": now.turn, "pod": self._pod(decided.occupant)}
+        line: Line = {"k": "resize", "at": at, "turn": now.turn, "pod": self._number_of(decided.occupant)}
         if terms.quota is not None:
             line |= _quota(terms.quota, decided.occupant.pod.namespace, now.claimed)
         if terms.largest != ANY_SIZE:
@@ -300,10 +302,12 @@ class _Segment:
             line["by_total"] = True
         line["answer"] = packed(decided.scores.tobytes())
 
-    def _pod(self, pod: PodView) -> int:
+    def _number_of(self, pod: PodView) -> int:
         """The pod's number in this state; an entry says what that is, if none has said it."""
-        if number := self._number.get(id(pod)):
-            return number
+        return self._number.get(id(pod)) or self._pod(pod)
+
+    def _pod(self, pod: PodView) -> int:
+        """Number a state that is not known by its object."""
         known = self._pods.setdefault(pod.pod.uid, [])
         line: Line = {"k": "pod", "n": self._count + 1}
         if known:

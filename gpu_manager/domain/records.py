@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Mapping
 from enum import Enum
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, NewType, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -37,9 +37,12 @@ def encode(kind: Any, value: Any, without: frozenset[str] = frozenset()) -> Any:
 def changes(kind: Any, before: Any, value: Any, without: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return the fields in which a dataclass's value differs from an earlier one, but for some."""
     ways, fields = _ways(kind, without)
+    earlier, now = fields(before), fields(value)
+    if earlier == now:
+        return {}
     return {
         name: way.encode(each)
-        for (name, way), was, each in zip(ways.items(), fields(before), fields(value), strict=True)
+        for (name, way), was, each in zip(ways.items(), earlier, now, strict=True)
         if was is not each and was != each
     }
 
@@ -86,7 +89,7 @@ def _codec(kind: Any) -> _Codec:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _Codec(lambda value: value.value, kind)
     if kind is Fraction:
-        return _Codec(str, Fraction)
+        return _Codec(_written, Fraction)
     if hasattr(kind, "_fields"):
         return _of_named_tuple(kind)
     if dataclasses.is_dataclass(kind):
@@ -96,6 +99,11 @@ def _codec(kind: Any) -> _Codec:
 
 def _itself(value: Any) -> Any:
     return value
+
+
+@lru_cache(256)
+def _written(value: Fraction) -> str:
+    return str(value)
 
 
 def _of_tuple(arguments: tuple[Any, ...]) -> _Codec:
