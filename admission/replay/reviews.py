@@ -1,14 +1,15 @@
 """Reviews of the webhooks as lines of a record, and judged again.
 
 A recorded object keeps what the webhooks read. Images, commands, volumes, labels and status are left out.
-Annotations of other parties keep their names alone; environment variables have no values, but for the two
-that show cards to a container.
+Annotations of other parties keep their names alone; environment variables have no values, but for what the
+two that show cards to a container say of cards and capabilities.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from admission.webhook.admission_review import Operation, Review, ReviewVerdict
 from admission.webhook.admit import CreateTimeChecks, InjectionWays
 from admission.webhook.noted import VERBS, ReviewDecision
 from gpu_manager.domain.contract import CAPABILITIES_ENV, OUR_PREFIX, VISIBLE_ENV
-from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import MIRROR
 from gpu_manager.domain.records import decode, encode
 from gpu_manager.domain.rules.rulebook import Rule, Violation
@@ -28,6 +29,12 @@ _UNREAD: Final = frozenset(
     | {"livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "status", "labels", "selector"}
     | {"affinity", "nodeSelector", "topologySpreadConstraints", "imagePullSecrets", "hostAliases", "message"}
 )
+_CARDS: Final = re.compile(r"all|none|void|[0-9]+(:[0-9]+)?|(GPU|MIG)-[0-9A-Fa-f/-]+")
+_CAPABILITIES: Final = frozenset(
+    {"all", "compat32", "compute", "display", "graphics", "ngx", "utility", "video"}
+)
+_OTHER: Final = "other"
+"""What a record has in place of a value that names no cards; it is judged as that is."""
 _SAID: Final[dict[str, Any]] = {
     "refuse": tuple[str, ...],
     "warn": tuple[str, ...],
@@ -45,8 +52,10 @@ def review_line(decided: ReviewDecision) -> Line:
     asked = encode(Review, review, frozenset({"uid", "obj", "old", "groups"}))
     asked |= {"groups": sorted(review.groups), "obj": trimmed(review.obj), "old": trimmed(review.old)}
     said = [[name, _written(name, found)] for name, found in decided.said]
-    verb, answer = decided.verb, review_answer(decided.verdict)
-    return {"k": "review", "verb": verb, "review": asked, "said": said, "answer": answer}
+    answer = review_answer(decided.verdict)
+    for value in {*_unrecorded(review.obj), *_unrecorded(review.old)}:
+        answer = _replaced(answer, quoted(value), quoted(_OTHER))
+    return {"k": "review", "verb": decided.verb, "review": asked, "said": said, "answer": answer}
 
 
 def review_answer(verdict: ReviewVerdict) -> Line:
@@ -78,10 +87,47 @@ def trimmed(value: Any, key: str = "") -> Any:
 def _variable(entry: Any) -> Any:
     if not isinstance(entry, dict):
         return _blank(entry)
-    read = entry.get("name") in (VISIBLE_ENV, CAPABILITIES_ENV)
+    name = entry.get("name")
     return {
-        key: one if key == "name" or (read and key == "value") else _blank(one) for key, one in entry.items()
+        key: one if key == "name" else _shown(name, one) if key == "value" else _blank(one)
+        for key, one in entry.items()
     }
+
+
+def _shown(name: Any, value: Any) -> Any:
+    """What is recorded of an environment variable's value."""
+    if not isinstance(value, str):
+        return _blank(value)
+    words = value.split(",")
+    if name == VISIBLE_ENV:
+        return value if not value or all(map(_CARDS.fullmatch, words)) else _OTHER
+    if name == CAPABILITIES_ENV:
+        return ",".join(word for word in words if word.strip() in _CAPABILITIES)
+    return _blank(value)
+
+
+def _unrecorded(value: Any) -> Iterator[str]:
+    """The values in an object that a message may quote and that are not recorded."""
+    if isinstance(value, dict):
+        found = value.get("value") if value.get("name") == VISIBLE_ENV else None
+        if isinstance(found, str) and _shown(VISIBLE_ENV, found) != found:
+            yield found
+        value = value.values()
+    elif not isinstance(value, list):
+        return
+    for one in value:
+        yield from _unrecorded(one)
+
+
+def _replaced(value: Any, text: str, instead: str) -> Any:
+    """The value with another text in all of its texts."""
+    if isinstance(value, str):
+        return value.replace(text, instead)
+    if isinstance(value, list):
+        return [_replaced(one, text, instead) for one in value]
+    if isinstance(value, dict):
+        return {key: _replaced(one, text, instead) for key, one in value.items()}
+    return value
 
 
 def _blank(value: Any) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpu_manager.domain.contract import OUR_PREFIX
+from gpu_manager.domain.contract import CAPABILITIES_ENV, OUR_PREFIX, VISIBLE_ENV
 from gpu_manager.domain.kube.pod import Pod
 
 # Pseudonyms for what a report names, so that it can be shown to others and still be judged again. Pure.
@@ -54,6 +54,8 @@ _BY_NAME: Final = frozenset(
 _OPAQUE: Final = frozenset({"names", "codes", "fits", "priced", "answer"})
 """Where these are texts, they are numbers of nodes."""
 _MODELS: Final = frozenset({"model", "models"})
+_VARIABLES: Final = frozenset({VISIBLE_ENV, CAPABILITIES_ENV})
+"""Environment variables that are judged; no object of Kubernetes can have their name."""
 _WIDTH: Final = 5
 
 Way = Callable[[str], str]
@@ -114,7 +116,7 @@ class Pseudonyms:
         return text(value)
 
     def _note_name(self, value: str) -> str:
-        self._names |= set(_PARTS.findall(value))
+        self._names |= set(_PARTS.findall(value)) - _VARIABLES
         return value
 
     def _note_text(self, value: str) -> str:
@@ -122,7 +124,7 @@ class Pseudonyms:
         return value
 
     def _as_name(self, value: str) -> str:
-        return _PARTS.sub(lambda part: self._of(part[0]), value)
+        return _PARTS.sub(lambda part: part[0] if part[0] in _VARIABLES else self._of(part[0]), value)
 
     def _as_key(self, value: str) -> str:
         tail = value.removeprefix(OUR_PREFIX)

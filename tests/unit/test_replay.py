@@ -28,7 +28,7 @@ from admission.webhook.noted import judged as judged_review
 from gpu_manager.adapters.record_ring import RecordRing, segments
 from gpu_manager.cli.kubectl import report
 from gpu_manager.cli.main import PROGRAM
-from gpu_manager.domain.contract import PLACEMENT, PREDICATE_NODE, VISIBLE_ENV
+from gpu_manager.domain.contract import CAPABILITIES_ENV, PLACEMENT, PREDICATE_NODE, VISIBLE_ENV
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.records import encode
 from tests.fakes.extender import UNIT, World, answer, args, binding, node, pod
@@ -192,9 +192,13 @@ state = st.builds(
 
 
 @settings(max_examples=25)
-@given(st.lists(st.tuples(reviews, state), min_size=1, max_size=4), st.sampled_from(TERMS))
+@given(
+    st.lists(st.tuples(reviews, state), min_size=1, max_size=4),
+    st.sampled_from(TERMS),
+    st.sampled_from(["none", "all", "0,GPU-8f3c", "kept-private", 'kept-private "all"']),
+)
 def test_answers_of_the_webhooks_are_the_same_again_also_under_pseudonyms(
-    asked: list[tuple[dict[str, Any], CreateTimeChecks]], terms: ClusterTerms
+    asked: list[tuple[dict[str, Any], CreateTimeChecks]], terms: ClusterTerms, shown: str
 ) -> None:
     with TemporaryDirectory() as place:
         ring = RecordRing(Path(place), 16 * MIB)
@@ -206,7 +210,8 @@ def test_answers_of_the_webhooks_are_the_same_again_also_under_pseudonyms(
             recorder.decided(decided)
 
         for sent, checks in asked:
-            secret = [{"name": "PASSWORD", "value": "kept-private"}, {"name": VISIBLE_ENV, "value": "none"}]
+            values = {"PASSWORD": "kept-private", VISIBLE_ENV: shown, CAPABILITIES_ENV: "kept-private,all"}
+            secret = [{"name": name, "value": value} for name, value in values.items()]
             for one in sent["request"]["object"].get("spec", {}).get("containers", ()):
                 one |= {"env": secret, "args": ["kept-private"]}
             sent["request"]["object"].setdefault("metadata", {})["labels"] = {"team": "kept-private"}
