@@ -131,6 +131,12 @@ bench: $(STAMP) ##measure the bars; ONLY=<group> for one (PART=<part> of limits,
 gpu: $(STAMP) ##measure the same promises on a real card; says so and stops where there is none
 	python -m tests.gpu $(if $(MINUTES),--minutes $(MINUTES)) $(if $(GROUPS),--groups $(GROUPS))
 
+DRY := build/gpu-dry
+$(DRY)/.installed: tests/gpu/dry-run.txt
+	@$(PYTHON) -m venv $(DRY) && $(DRY)/bin/pip install -r $< && touch $@
+gpu-kit-dry: $(STAMP) $(DRY)/.installed ##measure groups 0 to 6 and p without a card: models of two layers on the processor (3 GB from PyPI)
+	SIDE_BY_SIDE_TINY=1 FRAMEWORK_PYTHON=$(DRY)/bin/python python -m tests.gpu --stand-in --groups 0p251436 --seconds 0.3 --minutes 60 --output build/gpu-dry.jsonl
+
 gpu-kit: $(STAMP) ##measure build/gpu-kit: the same in one folder, for a machine with a card and without a network
 	python -m tests.gpu.kit
 
@@ -217,4 +223,4 @@ ci: $(STAMP) check proto-check unit native ##daily what a commit must pass
 clean: ##daily everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help release reference setup check size format test unit component native native-mig native-mig-timed native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages e2e release-trial foreign-image cluster
+.PHONY: help release reference setup check size format test unit component native native-mig native-mig-timed native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit gpu-kit-dry release-packages e2e release-trial foreign-image cluster

@@ -20,8 +20,9 @@ import structlog
 from bench.rows import Row
 from gpu_manager.adapters.driver_files.delivery import find_native_libraries
 from tests.gpu import cost, dispatch, endings, facts, frameworks, guesses, memory, protected, runtime, share
+from tests.gpu.beside import killed, latency, overhead, probe, programs, splits, two_llms
 from tests.gpu.machine import BUILD, STAND_IN, Absent, Machine, stand_in_environment
-from tests.gpu.plan import Settings, spend
+from tests.gpu.plan import Groups, Settings, spend
 from tests.gpu.results import OtherMachine, Results, rows
 from tests.gpu.unbroken import Ended, bounded, leave_terminal, say
 
@@ -29,6 +30,11 @@ GROUPS = {
     "a": facts, "b": memory, "c": runtime, "d": dispatch, "e": cost, "f": share, "g": endings, "h": frameworks,
     "i": guesses, "j": protected,
 }  # fmt: skip
+BESIDE: Final[Groups] = {
+    "0": probe.cases, "1": two_llms.cases, "2": latency.cases, "3": latency.server_cases, "4": overhead.cases,
+    "5": killed.cases, "6": splits.cases, "p": programs.cases,
+}  # fmt: skip
+"""Measured where they are asked for: beside what others have published, and the programs that failed most."""
 
 
 DRY_RUN_MISSED: Final = (
@@ -43,7 +49,11 @@ def main() -> int:
     """The command line. Exit code 1 if a measured promise does not hold, 2 if it cannot begin."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.gpu", description=__doc__)
     parser.add_argument("--minutes", type=float, default=25.0, help="how long it may take (default 25)")
-    parser.add_argument("--groups", default="".join(GROUPS), help="some of abcdefghij")
+    parser.add_argument(
+        "--groups",
+        default="".join(GROUPS),
+        help=f"some of {''.join(GROUPS)} (all, by default) and {''.join(BESIDE)}, measured in this order",
+    )
     parser.add_argument(
         "--cases",
         default="",
@@ -57,8 +67,8 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    if set(arguments.groups) - set(GROUPS):
-        parser.error(f"--groups {arguments.groups}: some of {''.join(GROUPS)}")
+    if set(arguments.groups) - {*GROUPS, *BESIDE}:
+        parser.error(f"--groups {arguments.groups}: some of {''.join([*GROUPS, *BESIDE])}")
     if arguments.stand_in and STAND_IN not in os.environ:
         return _dry_run()
     leave_terminal()
@@ -81,7 +91,8 @@ def _measure(machine: Machine, arguments: argparse.Namespace) -> int:
     machine.traces = path.with_suffix(".traces")
     title = f"{machine.card.model}, {machine.driver}"
     say(f"DRY RUN, NOT A CARD: {title}" if machine.stand_in else title)
-    chosen = {name: group.cases for name, group in GROUPS.items() if name in arguments.groups}
+    known = {**{name: group.cases for name, group in GROUPS.items()}, **BESIDE}
+    chosen = {name: known[name] for name in arguments.groups}
     settings = Settings(arguments.seconds)
     seconds = arguments.minutes * 60
     ended = 0

@@ -29,8 +29,8 @@ _LOADED = """
 import importlib, json, pathlib, sys
 sys.path[:0] = [".", sys.argv[2]]
 for name in json.loads(sys.argv[1]): sys.modules[name] = None
-for path in sorted(pathlib.Path("tests/gpu").glob("*.py")):
-    if path.stem not in ("__main__", "kit"): importlib.import_module(f"tests.gpu.{path.stem}")
+for path in sorted([*pathlib.Path("tests/gpu").glob("*.py"), *pathlib.Path("tests/gpu/beside").glob("*.py")]):
+    if path.stem not in ("__main__", "kit"): importlib.import_module(".".join(path.with_suffix("").parts))
 importlib.import_module("tests.gpu.__main__")
 print(json.dumps([m.__file__ for m in sys.modules.values() if getattr(m, "__file__", None)]))
 """

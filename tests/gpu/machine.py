@@ -22,12 +22,14 @@ from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.priority import Priority
+from gpu_manager.ports.cards import NO_SENSORS
 from tests.gpu.container import Container, said
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
 BUILD = HERE.parents[1] / "build"
 STAND_IN = "VCUDA_GPU_TESTS_STAND_IN"
+TINY = "SIDE_BY_SIDE_TINY"
 NO_KERNELS = "a stand-in driver runs no kernels of real programs"
 _FIND = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(open('/proc/self/maps').read())"
 _HAS = "import sys, importlib.util as u; sys.exit(u.find_spec(sys.argv[1]) is None)"
@@ -55,6 +57,8 @@ class Machine:
         """Raises Absent: there is no card, no driver, or this package was built without the library."""
         self.native = find_native_libraries()
         self.stand_in = STAND_IN in os.environ
+        self.tiny = self.stand_in and TINY in os.environ
+        """True if models run with two layers on the host's processor: only in a dry run."""
         self.nvml = NvmlCards()
         try:
             cards = [state.card for state in self.nvml.list() if state.healthy and not state.card.mig]
@@ -121,6 +125,14 @@ class Machine:
         """Percent of the time in which anybody's kernel was on the card, by NVML's last sample."""
         return self._card("utilisation")
 
+    def clocks(self) -> tuple[float | None, float | None, float | None]:
+        """SM clock in MHz, power in watts, temperature in degrees Celsius; None for what NVML does not give."""
+        with self._asking:
+            uses, _ = self.nvml.usage()
+        sensors = next((use.sensors for use in uses if use.uuid == self.card.uuid), NO_SENSORS)
+        hertz = sensors.sm_clock
+        return None if hertz is None else hertz / 1e6, sensors.power, sensors.temperature
+
     def _card(self, figure: str) -> int | None:
         with self._asking:
             uses, _ = self.nvml.usage()
@@ -183,6 +195,25 @@ class Machine:
         target = self.root / name
         source = PROGRAMS / f"{name}.c"
         command = [self.compiler, "-O2", "-o", str(target), str(source), "-ldl", "-lpthread"]
+        subprocess.run(command, check=True, timeout=120)
+        return str(target)
+
+    @functools.cache  # noqa: B019 - one machine a run
+    def preload(self, name: str) -> str:
+        """One of the C programs beside this file that is a library to be loaded before others."""
+        target = self.root / f"{name}.so"
+        source = PROGRAMS / f"{name}.c"
+        command = [
+            self.compiler,
+            "-O2",
+            "-shared",
+            "-fPIC",
+            "-o",
+            str(target),
+            str(source),
+            "-ldl",
+            "-lpthread",
+        ]
         subprocess.run(command, check=True, timeout=120)
         return str(target)
 

@@ -60,6 +60,7 @@ def observe_round(
     process: subprocess.Popen[str],
     container: Container | None = None,
     seconds: float = 300.0,
+    line: str = "",
 ) -> Seen:
     """Let a started program, which prints the same for each line that it reads, go on until it has.
 
@@ -68,12 +69,12 @@ def observe_round(
 
     def done() -> str:
         assert process.stdin
-        process.stdin.write("\n")
+        process.stdin.write(f"{line}\n")
         process.stdin.flush()
-        line = first_line(process, "iterations", seconds)
-        if not line:
+        said_last = first_line(process, "iterations", seconds)
+        if not said_last:
             raise Failed(f"{shown(process)} ended: {complaint(process)}")
-        return line
+        return said_last
 
     return _watched(machine, process, container, done)
 

@@ -130,7 +130,7 @@ def _run(
         if jobs:
             stack.enter_context(host_loop(machine, [service, *others]))
             if protected:
-                stack.enter_context(_gates(machine, service, others))
+                stack.enter_context(gates(machine, service, others))
             spin = machine.client(
                 "spin", "--us", us, "--seconds", seconds + 3, "--mode", "stream", "--windows", READING
             )
@@ -171,14 +171,16 @@ def _readings(text: str) -> list[tuple[float, float]]:
 
 
 @contextlib.contextmanager
-def _gates(machine: Machine, service: Container, jobs: Sequence[Container]) -> Iterator[None]:
-    """What the agent does on a card with both classes."""
+def gates(
+    machine: Machine, service: Container, jobs: Sequence[Container], served: int = SERVICE
+) -> Iterator[None]:
+    """What the agent does on a card with both classes: the service has so many cores, the jobs the others."""
     if machine.native.libraries is None:
         raise Failed("this package was built without the watcher of gates")
     uuid, tenants = machine.card.uuid, machine.tenants
-    cores = JOBS // len(jobs)
+    cores = (100 - served) // len(jobs)
     members = (
-        CardMember(service.name, uuid, 0, SERVICE, SERVICE, Priority.PROTECTED, used=SERVICE),
+        CardMember(service.name, uuid, 0, served, served, Priority.PROTECTED, used=served),
         *(CardMember(job.name, uuid, 0, cores, 100, Priority.BEST_EFFORT, used=cores) for job in jobs),
     )
     (card,) = gated_cards(members)
@@ -188,7 +190,7 @@ def _gates(machine: Machine, service: Container, jobs: Sequence[Container]) -> I
     program = machine.native.libraries / "vcuda-gates"
     watcher = NativeGateWatcher(program, machine.root / "pages", tenants.gates.path)
     told = (
-        (WatchedTenant(service.name, 0, SERVICE),),
+        (WatchedTenant(service.name, 0, served),),
         tuple(WatchedTenant(job.name, 0, cores) for job in jobs),
     )
     watcher.watch([GateWatch(uuid, *told)])

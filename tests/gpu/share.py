@@ -49,7 +49,7 @@ def _alone_case(settings: Settings, limit: int, us: int, mode: str, *, deep: boo
     return Case(f"{limit}_{us}us_{mode}", seconds + 2, run, deep=deep)
 
 
-def _spin(machine: Machine, us: int, mode: str, seconds: float) -> tuple[str, ...]:
+def spin(machine: Machine, us: int, mode: str, seconds: float) -> tuple[str, ...]:
     return machine.client("spin", "--us", us, "--seconds", seconds, "--mode", mode, "--windows", 1)
 
 
@@ -57,7 +57,7 @@ def _alone(limit: int, us: int, mode: str, machine: Machine, *, seconds: float) 
     name = f"gpu_share_{limit}_{us}us_{mode}"
     whole = _whole(machine, us, mode)
     with machine.container(4 * GIB, limit) as container:
-        total, windows = _shares(container.start(*_spin(machine, us, mode, seconds)), whole)
+        total, windows = shares_of(container.start(*spin(machine, us, mode, seconds)), whole)
     points = [abs(share * 100 - limit) for share in windows[1:]]  # the first holds the start
     yield Row(
         f"{name}_mean_error",
@@ -86,16 +86,16 @@ def _whole(machine: Machine, us: int, mode: str) -> float:
     if mode == "sync":
         return machine.clock
     seconds = max(1.0, 20 * us * BATCH.get(mode, 1) * 1e-6)
-    return _shares(machine.bare(*_spin(machine, us, mode, seconds)), 1.0)[0]
+    return shares_of(machine.bare(*spin(machine, us, mode, seconds)), 1.0)[0]
 
 
 @functools.cache
-def _whole_of(machine: Machine, count: int) -> float:
+def whole_of(machine: Machine, count: int, us: int = 5_000) -> float:
     """What so many bare processes get of a card together: a switch between two takes time that is nobody's (6 to 14 % of
     it on an H100, with more to save for kernels that fill it).
     """
-    running = [machine.bare(*_spin(machine, 5_000, "stream", 3.0)) for _ in range(count)]
-    return min(1.0, sum(_shares(process, 1.0)[0] for process in running))
+    running = [machine.bare(*spin(machine, us, "stream", 3.0)) for _ in range(count)]
+    return min(1.0, sum(shares_of(process, 1.0)[0] for process in running))
 
 
 def _together(split: Sequence[int], machine: Machine, *, seconds: float) -> Iterator[Row]:
@@ -104,12 +104,12 @@ def _together(split: Sequence[int], machine: Machine, *, seconds: float) -> Iter
     With two kernels in flight: who waits for each leaves the card idle in between, and cannot reach 70 beside 30.
     """
     name = f"gpu_split_{'_'.join(map(str, split))}"
-    whole = _whole_of(machine, len(split))
+    whole = whole_of(machine, len(split))
     with contextlib.ExitStack() as stack:
         containers = [stack.enter_context(machine.container(2 * GIB, limit)) for limit in split]
         stack.enter_context(host_loop(machine, containers))
-        running = [c.start(*_spin(machine, 5_000, "stream", seconds)) for c in containers]
-        got = [_shares(process, whole) for process in running]
+        running = [c.start(*spin(machine, 5_000, "stream", seconds)) for c in containers]
+        got = [shares_of(process, whole) for process in running]
     worst = max(abs(total * 100 - limit) for (total, _), limit in zip(got, split, strict=True))
     shown = "/".join(f"{total:.1%}" for total, _ in got)
     yield Row(
@@ -140,16 +140,16 @@ def _settled(windows: Sequence[float], limit: float) -> float | None:
 
 def _protected(machine: Machine, *, seconds: float) -> Iterator[Row]:
     """A job of short kernels that waits for each, beside one that floods the card with work."""
-    command = _spin(machine, 1_000, "sync", seconds)
+    command = spin(machine, 1_000, "sync", seconds)
     with machine.container(2 * GIB, 50) as container:
-        alone = _shares(container.start(*command), machine.clock)[0]
+        alone = shares_of(container.start(*command), machine.clock)[0]
     with (
         machine.container(2 * GIB, 50) as job,
         machine.container(2 * GIB, 20) as flood,
         host_loop(machine, [job, flood]),
     ):
-        flood.start(*_spin(machine, 40, "stream", seconds + 5))
-        beside = _shares(job.start(*command), machine.clock)[0]
+        flood.start(*spin(machine, 40, "stream", seconds + 5))
+        beside = shares_of(job.start(*command), machine.clock)[0]
     note = f"{beside:.1%} of the card beside a flood at 20, {alone:.1%} alone at 50; with the host's loop"
     yield Row(
         "gpu_protected_job_kept",
@@ -161,7 +161,7 @@ def _protected(machine: Machine, *, seconds: float) -> Iterator[Row]:
     )
 
 
-def _shares(process: subprocess.Popen[str], whole: float) -> tuple[float, list[float]]:
+def shares_of(process: subprocess.Popen[str], whole: float) -> tuple[float, list[float]]:
     """(of the whole run, of each window), as the client counts its own kernels.
 
     ``whole``: what it counts where it has all of the card. A kernel is as much work as fits its length at the clock that

@@ -75,6 +75,8 @@ static const char usage[] =
     "    launch a kernel, think for EVERY microseconds, and again; wait for the card after every WAIT launches\n"
     "vcuda-client serve [--us N] [--kernels N] [--rate N] [--seconds S]\n"
     "    RATE requests a second at random, of so many kernels each; say how long they took from their arrival\n"
+    "vcuda-client worker [--us N[,N...]] [--kernels N] [--names N] [--streams N] [--pause US]\n"
+    "    make requests of so many kernels for each line \"run SECONDS RATE SEED\" that it reads; say how they went\n"
     "vcuda-client leave [--how return|exit|kill|thread] [--kernels N] [--us N]\n"
     "    end with work in flight, and with a thread that launches\n"
     "vcuda-client capture [--mode global|thread|relaxed] [--rounds N] [--us N]\n"
@@ -94,6 +96,8 @@ int main(int argc, char **argv) {
         return run_paced(argc, argv);
     if (strcmp(command, "serve") == 0)
         return run_serve(argc, argv);
+    if (strcmp(command, "worker") == 0)
+        return run_worker(argc, argv);
     if (strcmp(command, "leave") == 0)
         return run_leave(argc, argv);
     if (strcmp(command, "capture") == 0)

@@ -77,6 +77,12 @@ void use_card(int ordinal);
 /* Exits with a word unless the result is 0. */
 void must(int result, const char *what);
 double seconds_now(void);
+/* Seconds until the next of so many arrivals a second (Poisson, drawn by random()). */
+double random_gap(double per_second);
+/* Until this moment of seconds_now(), its last part awake. */
+void wait_until(double at);
+/* For qsort() of doubles. */
+int by_length(const void *a, const void *b);
 
 enum { NON_BLOCKING = 1 }; /* of streams */
 
@@ -96,6 +102,7 @@ void kernel_launch(struct kernel *kernel, void *stream);
 int run_spin(int argc, char **argv);
 int run_paced(int argc, char **argv);
 int run_serve(int argc, char **argv);
+int run_worker(int argc, char **argv);
 int run_leave(int argc, char **argv);
 int run_capture(int argc, char **argv);
 int run_alloc(int argc, char **argv);

@@ -8,11 +8,11 @@
 
 enum { MOST_REQUESTS = 100000, SLEEP_SLACK_US = 150 };
 
-static double next_gap(double per_second) {
+double random_gap(double per_second) {
     return -log((double)(random() + 1L) / 2147483649.0) / per_second;
 }
 
-static void wait_until(double at) {
+void wait_until(double at) {
     double left = at - seconds_now() - SLEEP_SLACK_US * 1e-6;
     if (left > 0)
         usleep((useconds_t)(left * 1e6));
@@ -20,7 +20,7 @@ static void wait_until(double at) {
         ;
 }
 
-static int by_length(const void *a, const void *b) {
+int by_length(const void *a, const void *b) {
     double first = *(const double *)a, second = *(const double *)b;
     return (first > second) - (first < second);
 }
@@ -45,8 +45,8 @@ int run_serve(int argc, char **argv) {
     }
     srandom(1);
     printf("running\n");
-    double begin = seconds_now(), next = begin + next_gap(per_second);
-    for (; count < MOST_REQUESTS && next < begin + seconds; next += next_gap(per_second)) {
+    double begin = seconds_now(), next = begin + random_gap(per_second);
+    for (; count < MOST_REQUESTS && next < begin + seconds; next += random_gap(per_second)) {
         if (seconds_now() < next)
             wait_until(next);
         for (long i = 0; i < kernels; i++)
