@@ -86,7 +86,7 @@ class Decoder:
                 )
             else:  # the heads of a group look at the same keys, as so many tokens would: nothing is repeated
                 grouped = query.view(batch, s.kv_heads, -1, s.head)
-                seen = scaled_dot_product_attention(grouped, keys, values, mask).view_as(query)
+                seen = scaled_dot_product_attention(grouped, keys, values, mask).reshape(query.shape)
             x = x + linear(seen.transpose(1, 2).reshape(batch, new, -1), out)
             gate, value = linear(rms_norm(x, (s.width,)), up).chunk(2, dim=-1)
             x = x + linear(silu(gate) * value, down)

@@ -104,7 +104,7 @@ def _vision(name: str, batch: int) -> Made:
         sized = _sized(size=size)["size"]
         batch = max(2, batch) if name == "deeplabv3" else batch  # its pooled branch normalises over a batch
         images = torch.randn(batch, 3, sized, sized, dtype=TYPE)
-    return model, {"input" if name == "deeplabv3" else "x": images}
+    return model, {"x": images}
 
 
 class _Lstm(torch.nn.LSTM):
