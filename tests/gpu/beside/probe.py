@@ -77,10 +77,10 @@ def _flood(machine: Machine, us: int, batch: int, user: str = "root") -> Iterato
     for path in paths.values():
         os.mkfifo(path)
         path.chmod(0o666)
-    client = shutil.copy(
-        machine.native.client or "", machine.root / "client"
-    )  # where the other user may read it
-    command = (client, "worker", "--us", str(us), "--kernels", str(batch))
+    client = machine.root / "client"
+    if not client.exists():  # where the other user may read it
+        shutil.copy(machine.native.client or "", client)
+    command = (str(client), "worker", "--us", str(us), "--kernels", str(batch))
     if USERS[user]:
         command = (sys.executable, "-c", _AS, str(USERS[user]), *command)
     process = machine.bare(*command, LD_PRELOAD=library, **{name: str(path) for name, path in paths.items()})
