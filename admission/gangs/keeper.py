@@ -33,6 +33,7 @@ log = structlog.get_logger(__name__)
 
 _TRIAL_SECONDS: Final = 0.5  # between two trials of one gang, and of two on a copy of the books
 _TRIALS: Final = 8  # gangs a second that are tried whether they have room meanwhile
+_PARTS_OF_TIME: Final = 10  # one of so many goes to gangs that are bound in part
 _EVICTION_SECONDS: Final = 10.0  # kube-scheduler's longest pause; for so long an answer about a gang stands
 
 
@@ -99,6 +100,7 @@ class GangKeeper:
         self._last_hold: tuple[GangKey, int, Obstacle | None] | None = None  # by the state of that generation
         # Gangs of which only some members are bound, and the state in which the others last had no room.
         self._in_part: dict[GangKey, int] = {}
+        self._parts_again = 0.0  # not before then, so that they cost little where nodes are many
 
     # What a scheduler asks.
 
@@ -138,8 +140,7 @@ class GangKeeper:
     def chosen(self, pod: PodView, node: str) -> None:
         """Its scheduler has placed the pod there: it is not moved while it waits."""
         with self._cluster.lock:
-            gang = self._judged(pod)
-            if gang is not None:
+            if gang := self._judged(pod):
                 self._keep(gang).chosen[pod.uid] = node, pod.verdict
 
     def place_of(self, uid: PodUid) -> str:
@@ -271,6 +272,8 @@ class GangKeeper:
         """Keep places for the missing members of gangs that are bound in part, before ``asks`` or a pod of
         priority ``least`` is judged: it would have the room, and the gang hold its cards in vain.
         """
+        if (began := self._clock.monotonic()) < self._parts_again:
+            return
         for gang in [one for one in self._in_part if one != asks and not self._unread(one.api)]:
             need, waiting = self._need(gang), self._waiting(gang)
             if not waiting or need <= 0 or not self._bound(gang) or not self._judged(waiting[0]):
@@ -285,6 +288,7 @@ class GangKeeper:
                     self._in_part[gang] = self._age()
                 else:
                     self._refusals.pop(gang, None)
+        self._parts_again = began + _PARTS_OF_TIME * (self._clock.monotonic() - began)
 
     def _give_back(self, gang: GangKey, refused: str) -> None:
         if not self._free(gang, refused):
@@ -310,11 +314,9 @@ class GangKeeper:
         failed = seats.take(missing, self._clock.monotonic())
         if failed is not None:
             failed = self._take_from_lower(pod.pod.priority, missing, failed)
-        if failed is None:
-            self._keep(gang).evicting = False
-            return ""
-        if self._fits_by_eviction(gang, pod, wanted, names):
-            self._keep(gang).evicting = True
+        evicting = failed is not None and self._fits_by_eviction(gang, pod, wanted, names)
+        if failed is None or evicting:
+            self._keep(gang).evicting = evicting
             return ""
         why = " within its namespace's quota (ExceedsGPUQuota)" if seats.over_quota else ""
         return (
