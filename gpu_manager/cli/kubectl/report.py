@@ -41,7 +41,8 @@ Judge the decisions again: gpu-manager replay records/0 (one directory for each 
 _HIDDEN: Final = """\
 Names of nodes, pods, namespaces, containers and labels, UIDs, UUIDs and addresses are pseudonyms: equal
 names have equal ones, in the same order. There is no list of which is which. Models of cards, figures and
-times are plain. Values of environment variables are not recorded, but of the two that show cards."""
+times are plain. Values of environment variables are not recorded, but which cards and capabilities
+the two variables of NVIDIA's runtime name."""
 _PLAIN: Final = "Names are plain (--plain)."
 
 Lines = Callable[[], Iterator[Any]]
