@@ -24,7 +24,7 @@ from bench.placement.departures import PATIENCE, Coming, Outcome
 from bench.placement.replay import Run
 from bench.placement.trace import Node, Pod, typical
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.score.fragmentation import BAGS
+from gpu_manager.domain.score.fragmentation import _CORES_AT, _PLACE_BITS, BAGS
 from gpu_manager.domain.score.request_mix import REMEMBERED, Arrivals, RequestShape, Stock
 from gpu_manager.domain.score.scorer import Scorer
 
@@ -324,19 +324,19 @@ class _Ours:
         self._kept = kept  # those before are used no more
         waste, slots = scorer.waste, scorer.places
         fill, roll = waste._fill, waste._roll  # what the scorer is made of, copied
-        if roll.bags != BAGS or sorted(scorer.stock) != list(self._models):
-            raise ValueError("bags or models that the compiled replay does not know")
-        terms.asked = kept.at(roll._asked, np.uint16)
+        if sorted(scorer.stock) != list(self._models):
+            raise ValueError("models that the compiled replay does not know")
+        terms.asked = kept.at(roll._asked >> _CORES_AT << _PLACE_BITS, np.uint16)  # it knows no memory
         terms.bag_cpu = kept.at(roll._cpu, np.int32)
         terms.steps, terms.models, _ = roll._asked.shape
-        terms.least = roll._least
+        terms.least = roll._least >> _CORES_AT << _PLACE_BITS
         terms.singles = len(fill._weights)
         terms.fill_weight = kept.at(fill._weights, np.int64)
         terms.fill_cores = kept.at(fill._cores, np.int64)
         terms.fill_cpu = kept.at(fill._cpu, np.int64)
         terms.fill_allowed = kept.at(fill._allowed, np.uint8)
         first, second = waste._weights
-        terms.fill_part, terms.roll_part = first / _VALUE_OF_FILL, second / (roll.bags * _VALUE)
+        terms.fill_part, terms.roll_part = first / _VALUE_OF_FILL, second / (BAGS * _VALUE)
         terms.model_price = kept.at([scorer._prices[model] for model in self._models], np.float64)
         terms.cpu_left, terms.pack, terms.open = scorer._cpu_left, scorer._pack, scorer._open
         terms.several = len(slots._shapes)
