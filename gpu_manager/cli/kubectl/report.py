@@ -41,8 +41,7 @@ Judge the decisions again: gpu-manager replay records/0 (one directory for each 
 _HIDDEN: Final = """\
 Names of nodes, pods, namespaces, containers and labels, UIDs, UUIDs and addresses are pseudonyms: equal
 names have equal ones, in the same order. There is no list of which is which. Models of cards, figures and
-times are plain. Values of environment variables are not recorded, but which cards and capabilities
-the two variables of NVIDIA's runtime name."""
+times are plain. Of environment variables only the cards and capabilities that NVIDIA's two name are there."""
 _PLAIN: Final = "Names are plain (--plain)."
 
 Lines = Callable[[], Iterator[Any]]
