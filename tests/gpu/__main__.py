@@ -37,6 +37,7 @@ BESIDE: Final[Groups] = {
 """Measured where they are asked for: beside what others have published, and the programs that failed most."""
 
 
+DRY_PATIENCE: Final = 10.0  # models on a processor
 DRY_RUN_MISSED: Final = (
     "A dry run proves that the rows can be taken. Those of time (dispatch, launch, loop, share, split, protected) hold only "
     "while other programs leave the processors alone; a row of memory that does not hold is a fault."
@@ -107,6 +108,7 @@ def _measure(machine: Machine, arguments: argparse.Namespace) -> int:
             seconds=seconds,
             deep=not arguments.quick,
             named=arguments.cases,
+            patience=DRY_PATIENCE if "SIDE_BY_SIDE_TINY" in os.environ else 1.0,
         ):
             say(line(row))
     except Ended as end:
