@@ -21,6 +21,7 @@ from bench.rows import Row
 from gpu_manager.adapters.driver_files.delivery import find_native_libraries
 from tests.gpu import cost, dispatch, endings, facts, frameworks, guesses, memory, protected, runtime, share
 from tests.gpu.beside import killed, latency, overhead, probe, programs, splits, two_llms
+from tests.gpu.beside.workers import DRY_MODELS
 from tests.gpu.machine import BUILD, STAND_IN, Absent, Machine, stand_in_environment
 from tests.gpu.plan import Groups, Settings, spend
 from tests.gpu.results import OtherMachine, Results, rows
@@ -108,7 +109,7 @@ def _measure(machine: Machine, arguments: argparse.Namespace) -> int:
             seconds=seconds,
             deep=not arguments.quick,
             named=arguments.cases,
-            patience=DRY_PATIENCE if "SIDE_BY_SIDE_TINY" in os.environ else 1.0,
+            patience=DRY_PATIENCE if DRY_MODELS else 1.0,
         ):
             say(line(row))
     except Ended as end:

@@ -126,7 +126,7 @@ class Machine:
         return self._card("utilisation")
 
     def clocks(self) -> tuple[float | None, float | None, float | None]:
-        """SM clock in MHz, power in watts, temperature in degrees Celsius; None for what NVML does not give."""
+        """SM clock in MHz, power in watts, temperature in degrees Celsius; None for a figure that NVML does not give."""
         with self._asking:
             uses, _ = self.nvml.usage()
         sensors = next((use.sensors for use in uses if use.uuid == self.card.uuid), NO_SENSORS)

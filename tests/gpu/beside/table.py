@@ -1,4 +1,4 @@
-"""Our columns beside published ones, in Markdown: ``python3 -m tests.gpu.beside.table RESULTS.jsonl...``.
+"""Print our figures beside published ones, as tables in Markdown: ``python3 -m tests.gpu.beside.table RESULTS.jsonl...``.
 
 Of several files the later one's rows count. Without a file, and for rows of a dry run, our columns say that nothing was
 measured: docs/side-by-side.md has these tables as this prints them.

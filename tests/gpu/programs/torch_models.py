@@ -59,7 +59,7 @@ def request(name: str) -> Step:
 
 
 def step(name: str) -> Step:
-    """``resnet50``, ``gpt2``, ``whisper`` or another of :func:`request`: one step of training (SGD), waited for."""
+    """One training step (SGD) of ``resnet50``, ``gpt2``, ``whisper`` or a model of :func:`request`; waits for its end."""
     batch = {"resnet50": 128, "whisper": 16}.get(name, 1 if name == "gpt2" else 8)
     batch = min(batch, 2) if TINY else batch
     if name in VISION:
@@ -149,7 +149,7 @@ def _gpt2(batch: int) -> Made:
 
 
 def _whisper(batch: int) -> Made:
-    """Whisper large v3: 30 s of sound (1,500 frames for the encoder's layers), 64 tokens."""
+    """Whisper large v3 on 30 s of sound: 1,500 frames go into the encoder, 64 tokens come out."""
     s = _sized(layers=32, heads=20, width=1280, ffn=5120)
     config = transformers.WhisperConfig(
         num_mel_bins=128, encoder_layers=s["layers"], decoder_layers=s["layers"], encoder_attention_heads=s["heads"],

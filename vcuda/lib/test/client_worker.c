@@ -2,7 +2,7 @@
  * says how they went. A request is some kernels in a row, of lengths, names and streams that take turns, and a wait for
  * them.
  *
- *   run SECONDS RATE SEED    RATE requests a second at random (Poisson), or one after the other where it is 0
+ *   run SECONDS RATE SEED    RATE requests a second, at random times (Poisson); RATE 0: one after another
  *
  * Its answer begins with "iterations"; lengths are milliseconds from a request's arrival to its end.
  */
