@@ -135,6 +135,7 @@ class SchedulingController:
             minimum_cores=terms.minimum_cores,
             seconds=settings.gang_seconds,
             unread=self._groups_unread,
+            recorded=recorded,
         )
         self.binder = Binder(
             self.cluster,

@@ -21,6 +21,7 @@ from admission.cluster.snapshot import NODES
 from admission.config import GANG_SECONDS
 from admission.extender.requeue import Requeue
 from admission.extender.verbs import Reply
+from admission.replay.recorder import DecisionRecorder
 from bench.gang_faults import Kind, NodeStates
 from bench.gang_load import CARDS, Gang, GangPod, Load, Scheduler, member, pod_group, victims
 from gpu_manager.domain.kube.pod import Pod, PodUid
@@ -35,9 +36,16 @@ _SAMPLE: Final = 0.7  # of the nodes are asked about
 
 
 class Model:
-    """One run. ``gangs`` are all that came."""
+    """One run. ``gangs`` are all that came. ``recorder`` makes one for each leader."""
 
-    def __init__(self, scheduler: Scheduler, load: Load, seed: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        load: Load,
+        seed: int,
+        recorder: Callable[[], DecisionRecorder | None] = lambda: None,
+    ) -> None:
+        self._recorder = recorder
         self._random = random.Random(seed)
         self._scheduler, self._load = scheduler, load
         self._clock = FakeClock(0.0)
@@ -447,6 +455,7 @@ class Model:
             gang_seconds=seconds,
             pause=self._pause,
             refused=self._note_refused,
+            recorder=self._recorder(),
         )
         self._waker = Requeue(world.cluster.pod, world.extender.has_room, self._touch, self._clock)
         for obj in self._groups.values():

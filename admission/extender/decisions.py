@@ -95,5 +95,5 @@ Decision = FilterDecision | RankDecision | BindDecision | PreemptDecision | Resi
 Recorded = Callable[[Decision], None]
 
 
-def unrecorded(_decision: Decision) -> None:
+def unrecorded(_decision: object) -> None:
     """Record nothing."""

@@ -14,18 +14,17 @@ from typing import Any, Final
 
 import structlog
 
-from admission.cluster.node_view import AWAY, NodeView
+from admission.cluster.node_view import AWAY
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState
 from admission.config import GANG_SECONDS
 from admission.extender.binding import Obstacle
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Unfit
 from admission.gangs.members import MOST_MEMBERS, GangKey, GangMembers, GangState, mark_of, named, shown
-from admission.gangs.seats import Missing, Seats
+from admission.gangs.seats import GangDecision, Missing, Seated, Seats, is_free
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
 from gpu_manager.domain.kube.pod import Pod, PodUid
-from gpu_manager.domain.resources import ZERO
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.ports.clock import Clock
 
@@ -67,7 +66,7 @@ class GangKeeper:
 
     ``binds``: whether this process binds such a pod. ``seconds``: how long places of members are kept that
     were not filtered; 0: pods are judged alone. ``unread``: True for API groups whose PodGroups must be read
-    and were not yet.
+    and were not yet. ``recorded`` is called wherever places were sought.
     """
 
     def __init__(
@@ -82,7 +81,9 @@ class GangKeeper:
         minimum_cores: int = 1,
         seconds: float = GANG_SECONDS,
         unread: Callable[[str], bool] = lambda _api: False,
+        recorded: Callable[[GangDecision], object] = lambda _decision: None,
     ) -> None:
+        self._recorded = recorded
         self.members = members
         self._cluster = cluster
         self._judge = judge
@@ -195,7 +196,7 @@ class GangKeeper:
             if now >= last.tried + pause and last.age != self._age():
                 wanted = self._wanted(gang, pod, need)
                 missing = [Missing(one) for one in wanted if not self._cluster.expected_on(one.uid)]
-                last.fits, last.tried = self._seats().take(missing, now) is None, now
+                last.fits, last.tried = self._take(gang, missing).failed is None, now
                 if last.fits:
                     self._cluster.withdraw(one.pod.uid for one in missing)
                 self._left_as_it_was()
@@ -310,19 +311,14 @@ class GangKeeper:
         if names is not None and not (places[pod.uid] in names and self._is_good(pod.uid, places[pod.uid])):
             places[pod.uid] = ""
         missing = [self._missing(gang, one, pod, names) for one in wanted if not places[one.uid]]
-        seats = self._seats()
-        failed = seats.take(missing, self._clock.monotonic())
-        if failed is not None:
-            failed = self._take_from_lower(pod.pod.priority, missing, failed)
-        evicting = failed is not None and self._fits_by_eviction(gang, pod, wanted, names)
-        if failed is None or evicting:
+        found = self._take(gang, missing)
+        if found.failed is not None:
+            found = self._take_from_lower(gang, pod.pod.priority, missing, found)
+        evicting = found.failed is not None and self._fits_by_eviction(gang, pod, wanted, names)
+        if found.failed is None or evicting:
             self._keep(gang).evicting = evicting
             return ""
-        why = " within its namespace's quota (ExceedsGPUQuota)" if seats.over_quota else ""
-        return (
-            f"{named(gang)} lacks {len(wanted)} members and has room for less:"
-            f" {printable(failed.pod.name)} has no place beside the others{why}"
-        )
+        return f"{named(gang)} lacks {len(wanted)} members and has room for less: {found.refusal}"
 
     def _too_few(self, gang: GangKey) -> str:
         """Say how many members there are, while too few have come: a scheduler may not ask before."""
@@ -331,20 +327,20 @@ class GangKeeper:
             return ""
         return f"{named(gang)} has {there} of the {minimum} members that it wants at least"
 
-    def _take_from_lower(self, priority: int, missing: Sequence[Missing], failed: PodView) -> PodView | None:
+    def _take_from_lower(
+        self, gang: GangKey, priority: int, missing: Sequence[Missing], failed: Seated
+    ) -> Seated:
         """The same once gangs of lower priority have given up their places, where that is enough."""
         lower = self._lower(priority)
         if not lower or not self._may_try():
             return failed
-        trial = self._cluster.copy_without(uid for gang in lower for uid in self._placed(gang))
-        now = self._clock.monotonic()
-        if self._seats(trial).take(missing, now) is not None:
+        theirs = [uid for one in lower for uid in self._placed(one)]
+        if self._take(gang, missing, theirs).failed is not None:
             return failed
-        left: PodView | None = failed
-        while left is not None and lower:
+        while failed.failed is not None and lower:
             self._free(lower.pop(0), "a gang of higher priority took its room")
-            left = self._seats().take(missing, now)
-        return left
+            failed = self._take(gang, missing)
+        return failed
 
     def _fits_by_eviction(
         self, gang: GangKey, pod: PodView, wanted: Sequence[PodView], names: Sequence[str] | None
@@ -358,9 +354,8 @@ class GangKeeper:
         lower = [uid for view in views for uid, one in view.bound.items() if one.pod.priority < priority]
         fits = False
         if lower:
-            trial = self._cluster.copy_without([*lower, *self._placed(gang)])
             missing = [Missing(one, names if one.uid == pod.uid else None) for one in wanted]
-            fits = self._seats(trial).take(missing, now) is None
+            fits = self._take(gang, missing, [*lower, *self._placed(gang)]).failed is None
         self._evictions = {one: tried for one, tried in self._evictions.items() if now - tried[0] < 60}
         self._evictions[gang] = now, fits
         return fits
@@ -383,11 +378,20 @@ class GangKeeper:
         self._last_trial = now
         return True
 
-    def _seats(self, trial: ClusterState | None = None) -> Seats:
-        books, judge = self._cluster, self._judge
-        if trial is not None:
-            books, judge = trial, FeasibilityJudge()  # one that is shared would mix up the states of nodes
-        return Seats(books, judge, self._quota.current, self._cores, self._seconds)
+    def _take(
+        self, gang: GangKey, missing: Sequence[Missing], without: Sequence[PodUid] | None = None
+    ) -> Seated:
+        """Keep places; with ``without`` on a copy of the books, in which these pods have gone."""
+        now, quota, judge = self._cluster.snapshot(), self._quota.current, self._judge
+        books = self._cluster
+        if without is not None:  # a judge that is shared would mix up the states of nodes
+            own = {each.pod.uid for each in missing}.intersection(without)
+            books, judge = self._cluster.copy_without(set(without) - own), FeasibilityJudge()
+            books.withdraw(own)
+        of = quota.of if quota else (lambda *_: None)
+        found = Seats(books, judge, of, self._cores, self._seconds).take(missing, self._clock.monotonic())
+        self._recorded(GangDecision(gang.name, now.turn, now.claimed, without, found))
+        return found
 
     def _missing(
         self, gang: GangKey, member: PodView, asked: PodView, names: Sequence[str] | None
@@ -429,7 +433,7 @@ class GangKeeper:
     def _is_good(self, uid: PodUid, node: str) -> bool:
         """True if nobody else has come to hold the cards of a kept place, which are there and open."""
         view = self._cluster.glance().nodes.get(node)
-        return view is not None and self._stands(uid, node) and _is_free(view, uid)
+        return view is not None and self._stands(uid, node) and is_free(view, uid)
 
     def _closed(self, uid: PodUid, node: str) -> Obstacle | None:
         """Why the member's bind to that node would be refused now, or move it to other cards; None if it
@@ -446,7 +450,7 @@ class GangKeeper:
         quota = self._quota.current
         mine = quota.of(pod.pod.namespace, request.priority) if quota else None
         question = self._judge.ask(pod, request, snapshot, mine, chosen=True)
-        if not isinstance(question.on(view), Unfit) and _is_free(view, uid):
+        if not isinstance(question.on(view), Unfit) and is_free(view, uid):
             return None
         gone = view.gone - view.held_claims.keys()
         passes = view.problem == AWAY or bool(gone and question.without(view, gone))
@@ -492,9 +496,3 @@ class GangKeeper:
         for uid in placed:
             self._cluster.give_up(uid)
         return bool(placed)
-
-
-def _is_free(view: NodeView, uid: PodUid) -> bool:
-    """False if the pod's cards there bear more than they have, together with what else holds them."""
-    cards = {card for held in view.ledger.of_pod(uid).values() for card in held.cards}
-    return all(ZERO.fits_in(view.ledger.free(card)) for card in cards)

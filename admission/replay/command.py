@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
-from admission.replay.judges import Judged, Judges, Player, recorded_answer
+from admission.replay.judges import Judged, Judges, Player, recorded_answer, unchanged
 from admission.replay.states import Line, RecordedStates
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
@@ -19,7 +19,7 @@ from gpu_manager.runtime.arguments import Argument, Option
 
 _SEGMENTS: Final = "decisions-*.jsonl"
 _WIDEST: Final = 2000  # characters of one answer
-_VERBS: Final = {"rank": "prioritize"}
+_VERBS: Final = {"rank": "prioritize", "gang": "places of the gang"}
 
 
 def command(
@@ -83,7 +83,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _change(what_if: str) -> Callable[[PodRequest], PodRequest]:
     if not what_if:
-        return lambda request: request
+        return unchanged
     key, _, value = what_if.partition("=")
     known = [policy.value for policy in PlacementPolicy]
     if key != "policy" or value not in known:
@@ -124,6 +124,8 @@ def _summary(answer: Line) -> str:
         return printable(answer["best"]) or "no node"
     if answer.get("sizes") and "refusal" not in answer:
         return "; ".join(f"{printable(name)}: {size}" for name, size in answer["sizes"].items())
+    if "places" in answer:
+        return ", ".join(f"{printable(one['name'])} on {printable(one['node'])}" for one in answer["places"])
     if "placement" in answer:
         return "; ".join(
             f"{printable(name)} on {', '.join(printable(share['card']) for share in shares)}"

@@ -21,6 +21,7 @@ from admission.extender.ranking import MOST_PRICED, BestFit, Cost, PriceTerms, R
 from admission.extender.refusal_lines import FULL_LINES, reasons, why
 from admission.extender.resizing import ResizeTerms
 from admission.extender.wire import Victims
+from admission.replay.gangs import gang_again
 from admission.replay.reviews import review_again
 from admission.replay.states import (
     FORMAT,
@@ -46,14 +47,15 @@ _LATE: Final = next(code for code, no in CODES.items() if no is Unfit.LATE)
 Change = Callable[[PodRequest], PodRequest]
 
 
-def _unchanged(request: PodRequest) -> PodRequest:
+def unchanged(request: PodRequest) -> PodRequest:
+    """The request as it was."""
     return request
 
 
 class Judges:
     """``change`` alters each request before it is judged, for what-if questions."""
 
-    def __init__(self, change: Change = _unchanged, routine: RollOutRoutine | None = None) -> None:
+    def __init__(self, change: Change = unchanged, routine: RollOutRoutine | None = None) -> None:
         self._change = change
         self._routine = routine
         self._states: RecordedStates | None = None  # caches below are of its numbers
@@ -65,6 +67,11 @@ class Judges:
         if line["k"] == "review":
             recorded, now = dict(line["answer"]), review_again(states.terms, line)
             return (now if states.pseudonyms and _alike(recorded, now) else recorded), now
+        if line["k"] == "gang":
+            if self._change is not unchanged:
+                raise RequestInvalid("places of gangs are not sought under another policy")
+            recorded, now = gang_again(states, line)
+            return (_reworded(recorded, now) if states.pseudonyms else recorded), now
         if states is not self._states:
             self._states, self._judge, self._plain = states, FeasibilityJudge(), BestFit()
         if line["k"] == "resize":
@@ -194,7 +201,7 @@ class Judges:
 def recorded_answer(states: RecordedStates, line: Line) -> Line:
     """The answer of a decision as recorded, in the form in which answers are compared."""
     answer = line["answer"]
-    if line["k"] in ("bind", "resize", "review"):
+    if line["k"] in ("bind", "resize", "review", "gang"):
         return dict(answer)
     if line["k"] == "preempt":
         return _by_node(answer)
@@ -261,7 +268,7 @@ def _by_score(names: NodeNames, given: Any) -> Line:
 
 
 _AHEAD: Final = 4096  # lines: so far a decision may lie behind the states that came while it was made
-_DECISIONS: Final = ("filter", "rank", "bind", "preempt", "resize")
+_DECISIONS: Final = ("filter", "rank", "bind", "preempt", "resize", "gang")
 Judge = Callable[[RecordedStates, Line], tuple[Line, Line]]
 """Returns the recorded answer and that of this release, in one form. Raises RequestInvalid: it has none."""
 

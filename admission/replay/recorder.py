@@ -29,6 +29,8 @@ from admission.extender.decisions import (
 from admission.extender.feasibility import FeasibilityCheck
 from admission.extender.many_nodes import FITS, Verdicts, chosen
 from admission.extender.node_names import NodeNames
+from admission.gangs.seats import GangDecision
+from admission.replay.gangs import gang_line
 from admission.replay.reviews import review_line
 from admission.replay.states import (
     FORMAT,
@@ -70,6 +72,9 @@ _SAME: Final[Line] = {"pod": {}}
 _AT_ONCE: Final = 128  # handed over, between two looks at the size of the segment
 
 
+Recordable = Decision | GangDecision | ReviewDecision
+
+
 class RecordSink(Protocol):
     """Where lines go: a ring of segments. Every method that writes raises NodeUnready."""
 
@@ -103,7 +108,7 @@ class DecisionRecorder:
         self._most = most
         self._clock = clock
         self._terms = terms
-        self.waiting: deque[tuple[float, _Built | Decision | ReviewDecision]] = deque()
+        self.waiting: deque[tuple[float, _Built | Recordable]] = deque()
         self._nodes: dict[str, _Built] = {}
         self._segment = _Segment()
         self._turn = 0
@@ -113,11 +118,13 @@ class DecisionRecorder:
         """A node was built; see :data:`admission.cluster.nodes.Built`."""
         self._take(_Built(turn, name, facts, on_node))
 
-    def decided(self, decision: Decision | ReviewDecision) -> None:
-        """Something was decided; see :mod:`admission.extender.decisions`, :mod:`admission.webhook.noted`."""
+    def decided(self, decision: Recordable) -> None:
+        """Something was decided; see :mod:`admission.extender.decisions`, :mod:`admission.gangs.seats` and
+        :mod:`admission.webhook.noted`.
+        """
         self._take(decision)
 
-    def _take(self, item: _Built | Decision | ReviewDecision) -> None:
+    def _take(self, item: _Built | Recordable) -> None:
         if not self._broken:
             self.waiting.append((round(self._clock.now(), 3), item))
 
@@ -141,7 +148,7 @@ class DecisionRecorder:
             self.waiting.clear()
             log.warning("record_stopped", reason=str(error))
 
-    def _take_in(self, at: float, item: _Built | Decision | ReviewDecision) -> None:
+    def _take_in(self, at: float, item: _Built | Recordable) -> None:
         if isinstance(item, _Built):
             self._nodes[item.name], self._turn = item, item.turn
             if item.facts is None and not item.on_node.pods:
@@ -228,13 +235,17 @@ class _Segment:
             line["away"] = True
         self._entries.append(line)
 
-    def decision(self, at: float, decided: Decision | ReviewDecision) -> None:
+    def decision(self, at: float, decided: Recordable) -> None:
         """Something was decided."""
         if isinstance(decided, ReviewDecision):
             self._entries.append({**review_line(decided), "at": at})
             return
         if isinstance(decided, ResizeDecision):
             self._resized(at, decided)
+            return
+        if isinstance(decided, GangDecision):
+            if decided.seated.members:
+                self._entries.append({**gang_line(decided, self._number_of, self._named), "at": at})
             return
         line = self._asked(at, decided.question)
         if isinstance(decided, BindDecision):
@@ -349,6 +360,9 @@ class _Segment:
                 numbers = known.take(places)
             self._listed = names, order(numbers)
         return self._listed[1]
+
+    def _named(self, names: Sequence[str]) -> str:
+        return order(self._numbers(names))
 
     def _numbers(self, names: Sequence[str]) -> Numbers:
         if new := [name for name in dict.fromkeys(names) if name not in self._names]:

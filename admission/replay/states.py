@@ -7,6 +7,7 @@ import json
 import secrets
 from binascii import b2a_base64
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final
@@ -38,7 +39,7 @@ from gpu_manager.domain.contract import (
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.kube.constraints import OPEN
 from gpu_manager.domain.kube.evictions import DisruptionBudget
-from gpu_manager.domain.kube.pod import MIRROR, Container, Pod
+from gpu_manager.domain.kube.pod import MIRROR, Container, Pod, PodUid
 from gpu_manager.domain.records import changes, decode, encode
 from gpu_manager.domain.resize.sizes import ResizeAnswer
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
@@ -55,6 +56,7 @@ from gpu_manager.domain.score.scorer import Scorer
 # names  names of nodes, which get the next numbers
 # epoch  the mix of requests and the stock of cards that costs follow from
 # filter, rank, bind, preempt, resize: one decision, its input and its answer, at a generation of the state
+# gang: places that were sought for the members of a gang, and those that were found
 # review: an answer of a webhook, with what its checks of the cluster's state returned
 #
 # kube-scheduler asks about nodes in another order for every pod: a question says the order of its nodes.
@@ -203,6 +205,7 @@ class RecordedStates:
         self._raw: dict[int, Line] = {}  # each pod's fields, by its number
         self._pods: dict[int, PodView] = {}
         self._facts: dict[str, NodeFacts] = {}
+        self._on: dict[str, OnNode] = {}
         self._reserved: dict[str, list[PodView]] = {}
         self._names: list[str] = []
         self._epochs: dict[int, Line] = {}
@@ -267,13 +270,11 @@ class RecordedStates:
         return self._epoch[1]
 
     def _take_node(self, line: Line) -> None:
-        name, facts = line["name"], None
+        name = line["name"]
         if line.get("gone"):
             self._facts.pop(name, None)
-        else:
-            if "facts" in line:
-                self._facts[name] = decode(NodeFacts, line["facts"])
-            facts = self._facts[name]
+        elif "facts" in line:
+            self._facts[name] = decode(NodeFacts, line["facts"])
         pods = [self._pods[number] for number in line["pods"]]
         on_node = OnNode(
             pods,
@@ -283,8 +284,30 @@ class RecordedStates:
             decode(KeptFor, line["kept"]) if "kept" in line else None,
             line.get("away", False),
         )
-        self.cluster.rebuild({name: (facts, on_node)})
-        self._reserved.pop(name, None)
-        if held := [pod for pod in pods if pod.reserved and pod.pod.node == name]:
-            self._reserved[name] = held
+        self._build(name, on_node)
         self.turn = max(self.turn, line["turn"])
+
+    def copy(self) -> RecordedStates:
+        """An independent copy of the present state, in which :meth:`put` and :meth:`remove` change pods."""
+        other = copy(self)
+        other.cluster = self.cluster.copy()
+        other._on, other._reserved = self._on.copy(), self._reserved.copy()  # noqa: SLF001  # its own class
+        return other
+
+    def put(self, node: str, pod: PodView) -> None:
+        """The pod is counted on the node."""
+        here = self._on[node]
+        self._build(node, here._replace(pods=[*here.pods, pod]))
+
+    def remove(self, uids: frozenset[PodUid]) -> None:
+        """These pods are counted on no node."""
+        for name, here in list(self._on.items()):
+            if not uids.isdisjoint(pod.uid for pod in here.pods):
+                self._build(name, here._replace(pods=[pod for pod in here.pods if pod.uid not in uids]))
+
+    def _build(self, name: str, on_node: OnNode) -> None:
+        self._on[name] = on_node
+        self.cluster.rebuild({name: (self._facts.get(name), on_node)})
+        self._reserved.pop(name, None)
+        if held := [pod for pod in on_node.pods if pod.reserved and pod.pod.node == name]:
+            self._reserved[name] = held

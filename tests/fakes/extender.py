@@ -316,6 +316,7 @@ class World:
             rules.binds,
             seconds=gang_seconds,
             unread=unread,
+            recorded=recorded,
         )
         self.binder = Binder(
             self.cluster,

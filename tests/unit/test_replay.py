@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
@@ -25,6 +26,8 @@ from admission.webhook.admission_review import parse_review
 from admission.webhook.admit import CreateTimeChecks, InjectionWays
 from admission.webhook.noted import VERBS, ReviewDecision
 from admission.webhook.noted import judged as judged_review
+from bench.gang_load import SCHEDULERS, Load
+from bench.gang_scheduler import Model
 from gpu_manager.adapters.record_ring import RecordRing, segments
 from gpu_manager.cli.kubectl import report
 from gpu_manager.cli.main import PROGRAM
@@ -151,6 +154,30 @@ def test_answers_to_requests_for_other_sizes_are_the_same_again(tmp_path: Path, 
     answers = [one.recorded for one in judged if one.line["k"] == "resize"]
     assert any("refusal" in one for one in answers)
     assert any("refusal" not in one for one in answers)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_places_of_gangs_are_the_same_again_also_under_pseudonyms(tmp_path: Path, scheduler: str) -> None:
+    leaders: list[DecisionRecorder] = []
+
+    def recorder() -> DecisionRecorder:
+        leaders.append(recorder_in(tmp_path / str(len(leaders))))
+        return leaders[-1]
+
+    model = Model(SCHEDULERS[scheduler], Load(gangs=5, nodes=2), *seeds(1), recorder)
+    model.run(30.0)
+    found = Counter[str]()
+    for at, each in enumerate(leaders):
+        each.write()
+        lines = lines_in(tmp_path / str(at))
+        for played in (lines, written(tmp_path / str(at), lines)):
+            player = Player(Judges().judge)
+            judged = list(player.play(played))
+            assert [(one.line["k"], one.recorded, one.now) for one in judged if not one.same] == []
+            assert not player.passed
+            gangs = [one for one in judged if one.line["k"] == "gang"]
+            found += Counter(f"{'trial' in one.line} {sorted(one.recorded)}" for one in gangs)
+    assert found["False ['places']"], found
 
 
 def on_a_node(pod: dict[str, Any]) -> dict[str, Any]:
