@@ -22,7 +22,7 @@ from admission.extender.refusal_lines import FULL_LINES, reasons, why
 from admission.extender.resizing import ResizeTerms
 from admission.extender.wire import Victims
 from admission.replay.gangs import gang_again
-from admission.replay.reviews import review_again
+from admission.replay.reviews import is_quota, review_again
 from admission.replay.states import (
     FORMAT,
     Line,
@@ -65,6 +65,8 @@ class Judges:
     def judge(self, states: RecordedStates, line: Line) -> tuple[Line, Line]:
         """See :data:`admission.replay.judges.Judge`."""
         if line["k"] == "review":
+            if states.pseudonyms and is_quota(line):
+                raise RequestInvalid("the text of a quota is another one under pseudonyms")
             recorded, now = dict(line["answer"]), review_again(states.terms, line)
             return (now if states.pseudonyms and _alike(recorded, now) else recorded), now
         if line["k"] == "gang":

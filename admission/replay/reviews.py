@@ -17,11 +17,12 @@ from admission.config import ClusterTerms
 from admission.webhook.admission_review import Operation, Review, ReviewVerdict
 from admission.webhook.admit import CreateTimeChecks, InjectionWays
 from admission.webhook.noted import VERBS, ReviewDecision
-from gpu_manager.domain.contract import CAPABILITIES_ENV, OUR_PREFIX, VISIBLE_ENV
+from gpu_manager.domain.contract import CAPABILITIES_ENV, OUR_PREFIX, QUOTA_KEY, VISIBLE_ENV
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import MIRROR
 from gpu_manager.domain.records import decode, encode
 from gpu_manager.domain.rules.rulebook import Rule, Violation
+from gpu_manager.domain.untrusted import at
 
 Line = dict[str, Any]
 _UNREAD: Final = frozenset(
@@ -33,6 +34,8 @@ _CARDS: Final = re.compile(r"all|none|void|[0-9]+(:[0-9]+)?|(GPU|MIG)-[0-9A-Fa-f
 _CAPABILITIES: Final = frozenset(
     {"all", "compat32", "compute", "display", "graphics", "ngx", "utility", "video"}
 )
+_ALONE: Final = ("resourceclaims", "configmaps")
+"""Of these only those that are refused are recorded, and not what they were before."""
 _OTHER: Final = "other"
 """What a record has in place of a value that names no cards; it is judged as that is."""
 _SAID: Final[dict[str, Any]] = {
@@ -50,12 +53,30 @@ def review_line(decided: ReviewDecision) -> Line:
     """The entry of a review, without its time."""
     review = decided.review
     asked = encode(Review, review, frozenset({"uid", "obj", "old", "groups"}))
-    asked |= {"groups": sorted(review.groups), "obj": trimmed(review.obj), "old": trimmed(review.old)}
+    asked |= {"groups": sorted(review.groups), "obj": _read_of(review), "old": None}
+    if review.resource not in _ALONE:
+        asked["old"] = trimmed(review.old)
     said = [[name, _written(name, found)] for name, found in decided.said]
     answer = review_answer(decided.verdict)
     for value in {*_unrecorded(review.obj), *_unrecorded(review.old)}:
         answer = _replaced(answer, quoted(value), quoted(_OTHER))
     return {"k": "review", "verb": decided.verb, "review": asked, "said": said, "answer": answer}
+
+
+def is_quota(line: Line) -> bool:
+    """True for a review of the ConfigMap with the quota."""
+    return bool(line["review"]["resource"] == "configmaps")
+
+
+def _read_of(review: Review) -> Any:
+    """The part of the object that is recorded: of a claim its name, since the cluster's state judges it; of
+    the quota its text.
+    """
+    if review.resource not in _ALONE or review.obj is None:
+        return trimmed(review.obj)
+    meta, data = at(review.obj, "metadata"), at(review.obj, "data")
+    names = {key: meta[key] for key in ("name", "generateName") if key in meta}
+    return {"metadata": names, **({"data": {QUOTA_KEY: data[QUOTA_KEY]}} if QUOTA_KEY in data else {})}
 
 
 def review_answer(verdict: ReviewVerdict) -> Line:

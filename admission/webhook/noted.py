@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from admission.config import ClusterTerms
 from admission.webhook.admission_review import ALLOWED, Review, ReviewVerdict
-from admission.webhook.admit import TEMPLATES, CreateTimeChecks, mutate, validate
+from admission.webhook.admit import CreateTimeChecks, mutate, validate
 
 VERBS: Final[Mapping[str, Callable[[Review, ClusterTerms, CreateTimeChecks], ReviewVerdict]]] = {
     "mutate": mutate,
@@ -34,13 +34,12 @@ Recorded = Callable[[ReviewDecision], None]
 def judged(
     verb: str, review: Review, terms: ClusterTerms, checks: CreateTimeChecks, recorded: Recorded | None
 ) -> ReviewVerdict:
-    """Judge a review; one about pods that ask for cards, or that is not simply allowed, is recorded."""
+    """Judge a review; it is recorded if it is about pods that ask for cards, or not simply allowed."""
     if recorded is None:
         return VERBS[verb](review, terms, checks)
     said: list[tuple[str, Any]] = []
     verdict = VERBS[verb](review, terms, _noted(checks, said))
-    of_pods = review.resource.startswith(("pods", "bindings")) or (review.group, review.resource) in TEMPLATES
-    if of_pods and (verdict != ALLOWED or any(name == "warn" for name, _ in said)):
+    if verdict != ALLOWED or any(name == "warn" for name, _ in said):
         recorded(ReviewDecision(verb, review, said, verdict))
     return verdict
 

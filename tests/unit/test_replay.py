@@ -23,7 +23,7 @@ from admission.extender.resizing import RETRY_SECONDS
 from admission.replay.judges import Judged, Judges, Player
 from admission.replay.recorder import DecisionRecorder
 from admission.webhook.admission_review import parse_review
-from admission.webhook.admit import CreateTimeChecks, InjectionWays
+from admission.webhook.admit import SILENT, CreateTimeChecks, InjectionWays
 from admission.webhook.noted import VERBS, ReviewDecision
 from admission.webhook.noted import judged as judged_review
 from bench.gang_load import SCHEDULERS, Load
@@ -31,7 +31,15 @@ from bench.gang_scheduler import Model
 from gpu_manager.adapters.record_ring import RecordRing, segments
 from gpu_manager.cli.kubectl import report
 from gpu_manager.cli.main import PROGRAM
-from gpu_manager.domain.contract import CAPABILITIES_ENV, PLACEMENT, PREDICATE_NODE, VISIBLE_ENV
+from gpu_manager.domain.contract import (
+    CAPABILITIES_ENV,
+    NAMESPACE,
+    PLACEMENT,
+    PREDICATE_NODE,
+    QUOTA_KEY,
+    QUOTA_MAP,
+    VISIBLE_ENV,
+)
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.records import encode
 from tests.fakes.extender import UNIT, World, answer, args, binding, node, pod
@@ -254,6 +262,37 @@ def test_answers_of_the_webhooks_are_the_same_again_also_under_pseudonyms(
             assert [(one.pod, one.recorded, one.now) for one in judged if not one.same] == []
             assert not player.passed
             assert len(judged) == len(recorded)
+
+
+def test_answers_about_claims_and_the_quota_are_the_same_again(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path)
+    claim = {"metadata": {"name": "c", "labels": {"a": "kept-private"}}, "spec": {"devices": "kept-private"}}
+    for found in (("", False), ("ExceedsGPUQuota: namespace team: 1 card asked", False), ("not yet", True)):
+        of_claims = {"group": "resource.k8s.io", "version": "v1", "resource": "resourceclaims"}
+        sent = review(claim, resource=of_claims, namespace="team")
+        checks = CreateTimeChecks(claim=lambda *_, found=found: found)
+        judged_review(
+            "validate", parse_review(json.dumps(sent).encode()), ClusterTerms(), checks, recorder.decided
+        )
+    for text in ("{}", '{"team": {"quota": {"*": -1}}}', "{"):
+        before = {"metadata": {"name": QUOTA_MAP}, "data": {"note": "kept-private"}}
+        now = {"metadata": {"name": QUOTA_MAP}, "data": {QUOTA_KEY: text}}
+        of_quota = {"group": "", "version": "v1", "resource": "configmaps"}
+        names = {"namespace": NAMESPACE, "name": QUOTA_MAP}
+        sent = review(now, resource=of_quota, operation="UPDATE", oldObject=before, **names)
+        judged_review(
+            "validate", parse_review(json.dumps(sent).encode()), ClusterTerms(), SILENT, recorder.decided
+        )
+    recorder.write()
+    lines = lines_in(tmp_path)
+    assert b"kept-private" not in b"".join(lines)
+    judged, player = replayed(tmp_path)
+    assert [(one.recorded, one.now) for one in judged if not one.same] == []
+    assert [one.recorded.get("code") for one in judged] == [403, 503, 422, 422]
+    assert not player.passed
+    player = Player(Judges().judge)
+    assert [one.same for one in player.play(written(tmp_path, lines))] == [True, True]
+    assert player.passed == {"the text of a quota is another one under pseudonyms": 2}
 
 
 def written(place: Path, lines: list[bytes]) -> list[bytes]:
