@@ -25,6 +25,7 @@ from admission.replay.recorder import DecisionRecorder
 from bench.admission_flow import Scheduled, schedule
 from bench.admission_program import wait_for, world
 from bench.replay_history import record
+from bench.replay_report import leaks, size
 from bench.rows import Measure, Row, rows_of
 from gpu_manager.adapters.record_ring import RecordRing
 from gpu_manager.domain.resources import GIB
@@ -256,7 +257,13 @@ def _compact(found: object) -> bytes:
     return json.dumps(found, separators=(",", ":")).encode()
 
 
-PARTS: Final[Mapping[str, Measure]] = {"service": _service, "mutants": _mutants, "overhead": _overhead}
+PARTS: Final[Mapping[str, Measure]] = {
+    "service": _service,
+    "mutants": _mutants,
+    "overhead": _overhead,
+    "leaks": leaks,
+    "size": size,
+}
 
 
 def rows(*, full: bool, only: str = "") -> Iterator[Row]:
