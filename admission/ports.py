@@ -12,9 +12,9 @@ from admission.extender.leader_election import LeaseSource
 from admission.extender.resizing import NamespaceQuestion, ResizeApi
 from admission.placeholders.keeper import PlaceholderApi
 from admission.quota.claims_quota import SharedText
-from admission.replay.recorder import RecordSink
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.score.fragmentation import RollOutRoutine
+from gpu_manager.ports.records import RecordSink
 
 Obj = Mapping[str, Any]
 

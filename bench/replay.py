@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 from admission.replay.recorder import DecisionRecorder
 from bench.admission_flow import Scheduled, schedule
 from bench.admission_program import wait_for, world
+from bench.replay_agent import agent
 from bench.replay_history import record
 from bench.replay_report import leaks, size
 from bench.rows import Measure, Row, rows_of
@@ -261,6 +262,7 @@ PARTS: Final[Mapping[str, Measure]] = {
     "service": _service,
     "mutants": _mutants,
     "overhead": _overhead,
+    "agent": agent,
     "leaks": leaks,
     "size": size,
 }

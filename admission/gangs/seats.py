@@ -33,7 +33,7 @@ from gpu_manager.domain.rules.request import PodRequest
 QuotaOf = Callable[[str, Priority], NamespaceQuota | None]
 
 
-class Books(Protocol):
+class SeatBooks(Protocol):
     """Where places are kept: the cluster's state, a copy of it, or a recorded one."""
 
     unit: int
@@ -113,7 +113,7 @@ class Seats:
     """Finds places in ``books``, whose lock the caller holds. ``seconds``: how long they are kept."""
 
     def __init__(
-        self, books: Books, judge: FeasibilityJudge, quota: QuotaOf, cores: int, seconds: float
+        self, books: SeatBooks, judge: FeasibilityJudge, quota: QuotaOf, cores: int, seconds: float
     ) -> None:
         self._books = books
         self._judge = judge

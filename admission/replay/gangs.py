@@ -77,7 +77,7 @@ class RecordedBooks:
         self.unit = states.unit
 
     def snapshot(self) -> Snapshot:
-        """See :class:`~admission.gangs.seats.Books`."""
+        """See :class:`~admission.gangs.seats.SeatBooks`."""
         return self._states.snapshot(self._line)
 
     def expect(
@@ -90,12 +90,12 @@ class RecordedBooks:
         *,
         chosen: bool = True,
     ) -> None:
-        """See :class:`~admission.gangs.seats.Books`. For how long does not matter here."""
+        """See :class:`~admission.gangs.seats.SeatBooks`. For how long does not matter here."""
         self.withdraw([asked.uid])
         self._states.put(node, asked.on(node, placement))
 
     def withdraw(self, uids: Iterable[PodUid]) -> None:
-        """See :class:`~admission.gangs.seats.Books`."""
+        """See :class:`~admission.gangs.seats.SeatBooks`."""
         self._states.remove(frozenset(uids))
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import structlog
@@ -61,6 +61,7 @@ from gpu_manager.domain.resize.judgement import NamespaceLimits
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.score.request_mix import Mix, Stock
 from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.records import RecordSink
 from gpu_manager.runtime import threads
 
 log = structlog.get_logger(__name__)
@@ -73,20 +74,6 @@ _AT_ONCE: Final = 128  # handed over, between two looks at the size of the segme
 
 
 Recordable = Decision | GangDecision | ReviewDecision
-
-
-class RecordSink(Protocol):
-    """Where lines go: a ring of segments. Every method that writes raises NodeUnready."""
-
-    @property
-    def full(self) -> bool:
-        """True if a segment is to begin before the next line."""
-
-    def begin(self, lines: Iterable[bytes]) -> None:
-        """Begin a segment with these lines."""
-
-    def append(self, lines: Iterable[bytes]) -> None:
-        """Add lines to the segment."""
 
 
 class _Built(NamedTuple):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -21,12 +22,15 @@ from gpu_manager.adapters.driver_files.node_config import kubelet_root, topology
 from gpu_manager.adapters.driver_files.runtimes import Detected, Strategy
 from gpu_manager.adapters.driver_memory_limit import DriverLimits
 from gpu_manager.adapters.nvml.faults import FaultPolicy
+from gpu_manager.adapters.record_ring import RecordRing
 from gpu_manager.agent.config import Config
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.dra.sides import Front
-from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.ports.cards import Cards
+from gpu_manager.ports.clock import Clock
+from gpu_manager.services.allocation.record import AgentRecorder
 
 log = structlog.get_logger(__name__)
 
@@ -182,3 +186,15 @@ class KubeletView:
         if seen is not None and seen != told:
             log.warning("topology_manager_policy_differs", kubelet=seen, told=told)
         return known[told]
+
+
+def recorder_of(config: Config, clock: Clock) -> AgentRecorder | None:
+    """Records decisions in the state directory; None if none are recorded, or none can be."""
+    if not config.records_mib:
+        return None
+    try:
+        ring = RecordRing(config.state / "records", config.records_mib << 20)
+    except NodeUnready as error:
+        log.warning("record_stopped", reason=str(error))
+        return None
+    return AgentRecorder(ring, clock, version("gpu-manager"))

@@ -28,7 +28,7 @@ from gpu_manager.adapters.kubelet.pods_api import PodsApi
 from gpu_manager.adapters.machine import SystemClock, label_of
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.store import FileStore
-from gpu_manager.agent.backends import build_cards, build_injector, gate_program
+from gpu_manager.agent.backends import build_cards, build_injector, gate_program, recorder_of
 from gpu_manager.agent.config import Config
 from gpu_manager.agent.fronts import DraFront, Fronts
 from gpu_manager.agent.running_containers import RunningContainers, store_of
@@ -101,8 +101,12 @@ class Agent:
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / KUBELET_SOCKET)
         injector = build_injector(config, lambda: self.state.node.cards, label)
         pods = self._kube.pods
+        self._recorder = recorder_of(config, clock)
         self.state = NodeState(
-            Books(NodeCards.of(config.node, config.unit, (), Topology(()))), self._store, self.metrics
+            Books(NodeCards.of(config.node, config.unit, (), Topology(()))),
+            self._store,
+            self.metrics,
+            self._recorder.decided if self._recorder else None,
         )
         node = self._kube.node
         self.mig = MigInstances(
@@ -340,6 +344,8 @@ class Agent:
         self._kubelet.wake()
         for thread in self._threads:
             thread.join(10)
+        if self._recorder is not None:
+            self._recorder.write()
         self.running.close()
         self.http.stop()
         self.health.stop()
@@ -400,6 +406,7 @@ class Agent:
             *self.fronts.threads(),
             threads.forever("inventory", lambda: self.inventory.run(self._stop)),
             *self.running.threads(self._stop),
+            *([self._recorder.thread(self._stop)] if self._recorder else []),
             self._rounds(
                 repairs.PERIOD_SECONDS,
                 "injection-kept",

@@ -179,6 +179,16 @@ class Config:
     legacy_metrics: Annotated[
         bool, Option(help="Serve the predecessor's four metrics too.", feature=features.PREDECESSOR)
     ] = True
+    records_mib: Annotated[
+        int,
+        Option(
+            "--record-mib",
+            min=0,
+            max=1 << 16,
+            help="MiB of recorded decisions in the state directory, for gpu-manager replay-node; 0: none.",
+            feature=features.RECORDS,
+        ),
+    ] = 0
     advice: AdvicePolicy = field(default_factory=AdvicePolicy)
     advice_half_life: float = HALF_LIFE_SECONDS
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -28,6 +28,10 @@ COMMANDS: Commands = {
         "gpu_manager.cli.beside:replay",
         "Judge recorded decisions again: what differs under this release?",
     ),
+    "replay-node": (
+        "gpu_manager.cli.replay_node",
+        "Judge an agent's recorded decisions again.",
+    ),
     "run": ("gpu_manager.cli.run", "Run the agent of this node."),
     "sandbox": ("gpu_manager.cli.beside:sandbox", "Keep a node with simulated cards up, on a laptop."),
     "status": ("gpu_manager.cli.ask:status", "Say whether the running agent can serve pods."),

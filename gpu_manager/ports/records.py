@@ -1,8 +1,8 @@
-"""Who holds which devices: the kubelet's records, and the agent's own ledger on disk."""
+"""Who holds which devices: the kubelet's records, the agent's own ledger on disk; and recorded decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,3 +76,17 @@ class Kubelet(Protocol):
 
     def checkpoint(self) -> Sequence[CheckpointEntry] | None:
         """Return the checkpoint's entries of our resources; None if the file is absent or unreadable."""
+
+
+class RecordSink(Protocol):
+    """Where lines go: a ring of segments. Every method that writes raises NodeUnready."""
+
+    @property
+    def full(self) -> bool:
+        """True if a segment is to begin before the next line."""
+
+    def begin(self, lines: Iterable[bytes]) -> None:
+        """Begin a segment with these lines."""
+
+    def append(self, lines: Iterable[bytes]) -> None:
+        """Add lines to the segment."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +30,7 @@ from gpu_manager.services.allocation.books import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import LimitPages, PreStart
 from gpu_manager.services.allocation.reclaim import DepartedPods
+from gpu_manager.services.allocation.record import AgentPlayer, AgentRecorder
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery.rebuild import rebuild
 from gpu_manager.services.recovery.reclaimer import Reclaimer
@@ -80,6 +81,23 @@ def pod(
         "spec": {"nodeName": NODE, "containers": list(containers), "initContainers": list(init)},
         "status": {"phase": "Pending"},
     }
+
+
+class KeptLines:
+    """A record in memory."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+
+    @property
+    def full(self) -> bool:
+        return not self.lines
+
+    def begin(self, lines: Iterable[bytes]) -> None:
+        self.lines += lines
+
+    def append(self, lines: Iterable[bytes]) -> None:
+        self.lines += lines
 
 
 class NodeRig:
@@ -138,7 +156,9 @@ class NodeRig:
         stored = self.store.load()
         inherited = read_old_checkpoint(self.old_checkpoint) if stored is None else ()
         books = rebuild(stored, entries, listing, self.pods.local(), node, self.metrics, inherited)
-        self.state = NodeState(books, self.store, self.metrics)
+        self.recorded = KeptLines()
+        self.recorder = AgentRecorder(self.recorded, self.clock, "")
+        self.state = NodeState(books, self.store, self.metrics, self.recorder.decided)
         self.window = AdmissionWindow(self.clock)
         self.departed = DepartedPods(self.state, self.pods, self.processes, self.patience)
         self.allocator = Allocator(
@@ -233,6 +253,11 @@ class NodeRig:
         if self._thread is not None:
             self._thread.join(PATIENCE)
         self.client.close()
+        self.recorder.write()  # whatever was decided, it is decided so again
+        player = AgentPlayer()
+        judged = player.play(self.recorded.lines)
+        assert [(one.line, one.now) for one in judged if one.recorded != one.now] == []
+        assert not player.passed
 
     def restart_agent(self) -> None:
         self.stop_agent()

@@ -1,0 +1,271 @@
+"""The agent's decisions as lines of a record, and judged again.
+
+Entries are JSON objects, whose ``k`` says what they are; a line of a file is an array of them.
+``ring`` begins a segment, ``pod`` gives a pod its number in it, ``row`` an allocation, ``state`` says which
+rows the books have and what else of them has changed. ``prefer`` and ``allocate`` are decisions, by the state
+before them. Labels, other parties' annotations and values of environment variables are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import structlog
+
+from gpu_manager.domain.admission_match import ContainerCandidate
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.contract import OUR_PREFIX
+from gpu_manager.domain.dra.sides import Side, Sides
+from gpu_manager.domain.errors import RequestInvalid, VcudaError
+from gpu_manager.domain.ids import compact, expand
+from gpu_manager.domain.kube.pod import Container, Pod, PodUid
+from gpu_manager.domain.placement.ledger import Allocation, Share
+from gpu_manager.domain.records import decode, encode
+from gpu_manager.domain.topology import Topology
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.records import RecordSink
+from gpu_manager.runtime import threads
+from gpu_manager.services.allocation import grant
+from gpu_manager.services.allocation.books import Grant, NodeCards
+from gpu_manager.services.allocation.grant import Decision
+from gpu_manager.services.allocation.noted import Booking, BooksState, Preference
+from gpu_manager.services.allocation.preferred_ids import IdChoice
+
+log = structlog.get_logger(__name__)
+
+FORMAT: Final = 1
+WRITE_SECONDS: Final = 0.5  # what a kill loses at most
+_MOST_WAITING: Final = 4096  # decisions; beyond, the oldest are left out
+_UNREAD: Final = frozenset({"labels", "owner", "refused", "containers", "annotations"})
+_UNREAD_OF_CONTAINER: Final = frozenset({"visible_devices", "runtime_id", "stuck"})
+
+Line = dict[str, Any]
+
+
+class AgentRecorder:
+    """Writes what :meth:`decided` is given, which any thread may call, to ``sink``."""
+
+    def __init__(self, sink: RecordSink, clock: Clock, release: str) -> None:
+        self._sink = sink
+        self._clock = clock
+        self._release = release
+        self._waiting: deque[tuple[float, Preference | Booking]] = deque(maxlen=_MOST_WAITING)
+        self._segment = _Segment()
+        self._broken = False
+
+    def decided(self, decision: Preference | Booking) -> None:
+        """Something was decided; it is written later."""
+        if not self._broken:
+            self._waiting.append((round(self._clock.now(), 3), decision))
+
+    def thread(self, ended: threading.Event) -> threading.Thread:
+        """The thread, to be started, that writes until ``ended`` is set."""
+        return threads.every(WRITE_SECONDS, "record", self.write, ended)
+
+    def write(self) -> None:
+        """Write what was handed over so far."""
+        try:
+            while self._waiting:
+                if self._sink.full:
+                    first = {"k": "ring", "format": FORMAT, "of": "agent", "release": self._release}
+                    self._segment = _Segment()
+                    self._sink.begin([_text([first])])
+                self._sink.append([_text(self._segment.entries(*self._waiting.popleft()))])
+        except VcudaError as error:
+            self._broken = True
+            self._waiting.clear()
+            log.warning("record_stopped", reason=str(error))
+
+
+class _Segment:
+    """What the lines of one segment have said so far. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], tuple[Allocation, Grant | None, int]] = {}
+        self._pods: dict[PodUid, tuple[Pod, int]] = {}
+        self._count = 0
+        self._state: Line = {}
+
+    def entries(self, at: float, decided: Preference | Booking) -> list[Line]:
+        """The entries of a decision, after those of what it was judged by."""
+        found: list[Line] = []
+        rows = [self._row(found, *row) for row in decided.state.rows]
+        state = {"rows": rows, **_state(decided.state)}
+        changed = {key: value for key, value in state.items() if self._state.get(key, self) != value}
+        self._state = state
+        if changed:
+            found.append({"k": "state", **changed})
+        pod = self._pod(found, decided.candidate.pod)
+        line: Line = {"at": at, "pod": pod, "container": decided.candidate.container.name}
+        if isinstance(decided, Booking):
+            line |= {"k": "allocate", "resource": decided.resource, "ids": compact(decided.ids)}
+            line["answer"] = _booked(decided.shares, decided.refusal)
+        else:
+            choice = decided.choice
+            line |= {"k": "prefer", "resource": choice.resource, "size": choice.size}
+            line |= {"free": compact(choice.free), "must": list(choice.must)}
+            line["listed"] = {resource: compact(ids) for resource, ids in decided.listed.items()}
+            line["answer"] = _preferred(decided)
+        return [*found, line]
+
+    def _row(self, found: list[Line], allocation: Allocation, granted: Grant | None) -> int:
+        known = self._rows.get(allocation.key)
+        if known is not None and known[0] is allocation and known[1] is granted:
+            return known[2]
+        self._count += 1
+        self._rows[allocation.key] = allocation, granted, self._count
+        kind, one = ("planned", allocation) if granted is None else ("granted", granted)
+        line = {"k": "row", "n": self._count, kind: encode(type(one), one, frozenset({"ids", "directory"}))}
+        if granted is not None:
+            line["ids"] = {resource: compact(ids) for resource, ids in granted.ids.items()}
+        found.append(line)
+        return self._count
+
+    def _pod(self, found: list[Line], pod: Pod) -> int:
+        known = self._pods.get(pod.uid)
+        if known is not None and known[0] == pod:
+            return known[1]
+        self._count += 1
+        self._pods[pod.uid] = pod, self._count
+        written = encode(Pod, pod, _UNREAD)
+        written["containers"] = [encode(Container, one, _UNREAD_OF_CONTAINER) for one in pod.containers]
+        ours = {key: value for key, value in pod.annotations.items() if key.startswith(OUR_PREFIX)}
+        found.append({"k": "pod", "n": self._count, "v": {**written, "annotations": ours}})
+        return self._count
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedOnNode:
+    """A decision of the record and that of this release. ``line``: what was recorded."""
+
+    line: Line
+    pod: str
+    recorded: Line
+    now: Line
+
+
+class AgentPlayer:
+    """Judges decisions again. ``passed``: those that could not be, by the reason."""
+
+    def __init__(self) -> None:
+        self.passed: Counter[str] = Counter()
+        self._begin()
+
+    def play(self, lines: Iterable[bytes]) -> Iterator[JudgedOnNode]:
+        """Yield each decision. Raises RequestInvalid: a line is of no agent's record that is known here."""
+        for number, raw in enumerate(lines):
+            for line in _read(raw):
+                if line["k"] == "ring":
+                    self._begin()
+                    if (line.get("of"), line.get("format")) != ("agent", FORMAT):
+                        raise RequestInvalid(f"this is no agent's record of format {FORMAT}")
+                elif not number:
+                    raise RequestInvalid("this is no agent's record")
+                else:
+                    yield from self._take(line)
+
+    def _begin(self) -> None:
+        self._rows: dict[int, tuple[Allocation, Grant | None]] = {}
+        self._pods: dict[int, Pod] = {}
+        self._state: Line = {}
+
+    def _take(self, line: Line) -> Iterator[JudgedOnNode]:
+        if line["k"] == "row":
+            self._rows[line["n"]] = _row_of(line)
+        elif line["k"] == "pod":
+            self._pods[line["n"]] = decode(Pod, line["v"])
+        elif line["k"] == "state":
+            self._state |= line
+        elif line["k"] in ("prefer", "allocate"):
+            pod = self._pods.get(line["pod"])
+            container = None if pod is None else pod.container(line["container"])
+            if pod is None or container is None or not self._state:
+                self.passed["what it was judged by is not in the record"] += 1
+            else:
+                candidate = ContainerCandidate(pod, container)
+                yield JudgedOnNode(line, pod.key, line["answer"], self._again(line, candidate))
+
+    def _again(self, line: Line, candidate: ContainerCandidate) -> Line:
+        books, resource = self._books().books(), line["resource"]
+        if line["k"] == "allocate":
+            try:
+                booked = grant.book(books, resource, expand(line["ids"]), Decision(candidate))
+            except VcudaError as error:
+                return _booked((), str(error))
+            return _booked(booked.grant.allocation.shares, "")
+        choice = IdChoice(resource, sorted(expand(line["free"])), line["must"], line["size"])
+        listed = {name: expand(ids) for name, ids in line["listed"].items()}
+        ids, decision = grant.decide(books, choice, candidate, listed)
+        plan = {name: one.shares for name, one in books.ledger.of_pod(candidate.pod.uid).items()}
+        refusal = "" if decision.refusal is None else str(decision.refusal)
+        return _preferred(Preference(BooksState(books.node), choice, candidate, listed, ids, plan, refusal))
+
+    def _books(self) -> BooksState:
+        known = self._state
+        node, sides = known["node"], known["sides"]
+        return BooksState(
+            NodeCards.of(
+                node["name"],
+                node["unit"],
+                decode(tuple[CardState, ...], node["cards"]),
+                decode(Topology, node["topology"]),
+            ),
+            tuple(self._rows[number] for number in known["rows"]),
+            decode(tuple[Card, ...], known["lost"]),
+            None if sides is None else decode(dict[CardUuid, Side], sides),
+            {(PodUid(a), b): (PodUid(c), d) for a, b, c, d in known["meant"]},
+            frozenset(map(PodUid, known["lending"])),
+            {resource: expand(ids) for resource, ids in known["withdrawn"].items()},
+        )
+
+
+def _state(state: BooksState) -> Line:
+    """What a state entry says beside its rows."""
+    node = state.node
+    cards, topology = encode(tuple[CardState, ...], node.cards), encode(Topology, node.topology)
+    return {
+        "node": {"name": node.name, "unit": node.unit, "cards": cards, "topology": topology},
+        "lost": encode(tuple[Card, ...], state.lost),
+        "sides": None if state.sides is None else encode(Sides, state.sides),
+        "meant": [[*one, *other] for one, other in state.meant.items()],
+        "lending": sorted(state.lending),
+        "withdrawn": {resource: compact(ids) for resource, ids in state.withdrawn.items()},
+    }
+
+
+def _row_of(line: Line) -> tuple[Allocation, Grant | None]:
+    if "planned" in line:
+        return decode(Allocation, line["planned"]), None
+    found = decode(Grant, {**line["granted"], "directory": ""})
+    granted = replace(found, ids={resource: expand(ids) for resource, ids in line["ids"].items()})
+    return granted.allocation, granted
+
+
+def _booked(shares: tuple[Share, ...], refusal: str) -> Line:
+    return {"refusal": refusal} if refusal else {"shares": encode(tuple[Share, ...], shares)}
+
+
+def _preferred(decided: Preference) -> Line:
+    plan = {name: encode(tuple[Share, ...], shares) for name, shares in decided.plan.items()}
+    refusal = {"refusal": decided.refusal} if decided.refusal else {}
+    return {"ids": compact(decided.ids), "placement": plan, **refusal}
+
+
+def _text(entries: list[Line]) -> bytes:
+    return json.dumps(entries, separators=(",", ":")).encode()
+
+
+def _read(raw: bytes) -> list[Line]:
+    """The entries of a line; none of one that a kill has cut off."""
+    try:
+        found = json.loads(raw)
+    except ValueError:
+        return []
+    if not isinstance(found, list) or not all(isinstance(one, dict) and "k" in one for one in found):
+        raise RequestInvalid("this is no record of decisions: a line of it says not what it is")
+    return found
