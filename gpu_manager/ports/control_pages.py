@@ -81,7 +81,8 @@ class Correction:
     """Corrections of a container's limits on one card that only the host can compute; ``None`` keeps a value.
 
     ``co_active`` is the divisor of measured time, ``others_most`` how many processes of other containers the
-    container met at once, at most. ``host_adjust``: bytes that the driver counts beyond the
+    container met at once, at most, ``others_part`` for what part of its time in flight others were charged
+    meanwhile, at most (0: not known). ``host_adjust``: bytes that the driver counts beyond the
     account. ``excess``: bytes of the account beyond the driver's count. ``granted``: the share in force
     (percent) while protected and best-effort containers share the card; 0 otherwise. ``beside``: the share
     that is then guaranteed to best-effort ones, as far as they use it (percent). ``gain``: the factor by
@@ -90,6 +91,7 @@ class Correction:
 
     co_active: float | None = None
     others_most: int | None = None
+    others_part: float | None = None
     host_adjust: int | None = None
     excess: Excess | None = None
     granted: float | None = None

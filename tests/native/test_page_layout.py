@@ -109,7 +109,7 @@ def offsets(layout: str, start: int, names: str) -> dict[str, int]:
         (
             "card_limits", limits._CARD, 0,
             ("uuid memory_limit context_reserve host_adjust host_excess core_limit_q8 core_ceiling_q8 burst_ns "
-            "debt_ns window_ns gain_q8 co_active_q8 mode instance host_looked_ns host_counted granted_q8 beside_q8 others_most reserved"),
+            "debt_ns window_ns gain_q8 co_active_q8 mode instance host_looked_ns host_counted granted_q8 beside_q8 others_most others_part_q16"),
         ),
         ("usage", usage._USAGE_HEADER, 0, "magic abi_major abi_minor size build_id slot_high reserved0"),
         (

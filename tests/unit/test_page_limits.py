@@ -41,6 +41,7 @@ def card_limits(draw: st.DrawFn) -> CardLimits:
         gain=draw(FACTOR),
         co_active=draw(FACTOR),
         others_most=draw(st.integers(0, 0xFFFFFFFF)),
+        others_part=draw(st.integers(0, 0xFFFFFFFF)) / 65536,
     )
 
 

@@ -493,3 +493,48 @@ def test_best_effort_containers_do_not_divide_the_time_of_protected_ones() -> No
 def test_where_a_normal_container_is_too_all_divide_the_card() -> None:
     told = factors_of(p=Priority.PROTECTED, b=Priority.BEST_EFFORT, n=Priority.NORMAL)
     assert told == {"p": 3.0, "b": 3.0, "n": 3.0}
+
+
+def others_parts(
+    lines: Mapping[str, Mapping[int, float]], seen: Mapping[str, CardActivity]
+) -> dict[str, float]:
+    """What the card says of others' charges after 0.4 s that were as the lines are."""
+    card = SharedCard()
+    card.sample(10.0, {name: CardActivity(False, 0) for name in seen})
+    card.factors({name: {} for name in seen})
+    card.sample(10.4, seen)
+    card.factors(lines)
+    return card.others_part()
+
+
+def test_others_part_is_what_they_are_charged_while_a_process_has_work_in_flight() -> None:
+    """One always has work in flight, the other in every second millisecond."""
+    half = {ms: float(ms % 2) for ms in range(10_000, 10_400)}
+    seen = {
+        "a": CardActivity(1, 250_000_000, in_flight_ns=400_000_000),
+        "b": CardActivity(1, 100_000_000, in_flight_ns=200_000_000),
+    }
+    told = others_parts({"a": claims(10_000), "b": half}, seen)
+    assert told == pytest.approx({"a": 100 / 400, "b": 125 / 200}, abs=0.01)
+    nobody = {name: replace(one, busy_ns=0) for name, one in seen.items()}
+    assert others_parts({"a": claims(10_000), "b": half}, nobody) == {"a": 1 / 256, "b": 1 / 256}
+
+
+def test_two_processes_of_a_container_meet_others_for_a_greater_part_of_the_time_of_each() -> None:
+    seen = {
+        "a": CardActivity(2, 200_000_000, processes=2, in_flight_ns=400_000_000),
+        "b": CardActivity(1, 100_000_000, in_flight_ns=400_000_000),
+    }
+    told = others_parts({"a": claims(10_000, 2.0), "b": claims(10_000)}, seen)
+    assert told == pytest.approx({"a": 100 / (100 + 150), "b": 0.5}, abs=0.01)
+
+
+def test_no_more_than_a_whole_card_is_believed_of_what_others_are_charged() -> None:
+    seen = {
+        "a": CardActivity(1, 1, in_flight_ns=400_000_000),
+        "b": CardActivity(1, 10**15, in_flight_ns=0),
+        "c": CardActivity(0, 0),
+    }
+    told = others_parts({"a": claims(10_000), "b": {}, "c": {}}, seen)
+    assert told["a"] == pytest.approx(1.0, abs=0.01)
+    assert told["b"] == told["c"] == 0.0, "nothing is known of who had nothing in flight"

@@ -74,7 +74,7 @@ def crc32c(data: bytes) -> int:
 
 
 ABI_MAJOR: Final = 1
-ABI_MINOR: Final = 10
+ABI_MINOR: Final = 11
 MAX_CARDS: Final = 16
 
 

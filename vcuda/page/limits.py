@@ -7,6 +7,7 @@ the newest valid copy.
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from typing import Final
@@ -36,7 +37,9 @@ class CardLimits:
     process; ``host_adjust`` is what the driver counts beyond all charges, ``host_excess`` what is charged
     beyond its count, ``host_counted`` that count, both of the moment ``host_looked_ns``. ``co_active`` is the
     number of processes, of any container, that use the card at once: the driver switches between processes.
-    ``others_most`` is how many processes of other containers had work in one millisecond, at most, lately.
+    ``others_most`` is how many processes of other containers had work in one millisecond, at most, lately;
+    ``others_part`` of the time for which this container had work in flight, the part for which others were
+    charged meanwhile, at most (0: not known).
     ``protected`` and ``best_effort`` are the container's class, neither a normal one's. ``granted`` is the
     share in force (percent) while containers of those two classes are on the card together, else ``None``;
     ``beside`` tells protected ones what best-effort ones are sure of then, as far as they use it (percent).
@@ -60,6 +63,7 @@ class CardLimits:
     gain: float = 1.0
     co_active: float = 1.0
     others_most: int = 0
+    others_part: float = 0.0
     protected: bool = False
     best_effort: bool = False
     granted: float | None = None
@@ -126,7 +130,7 @@ def _encode_card(card: CardLimits) -> bytes:
             0 if card.granted is None else _q8(card.granted, "granted share", 1),
             _q8(card.beside, "best-effort share"),
             card.others_most,
-            0,
+            min(0xFFFFFFFF, math.ceil(card.others_part * 65536)),
         )
     except struct.error as error:
         raise PageError(
@@ -160,7 +164,7 @@ def _encode_copy(limits: Limits, generation: int) -> bytes:
 
 def _decode_card(copy: bytes, offset: int) -> CardLimits:
     (uuid, memory, reserve, adjust, excess, core, ceiling, burst, debt, window, gain, active, mode, instance,
-     looked, counted, granted, beside, others_most, _) = _CARD.unpack_from(copy, offset)  # fmt: skip
+     looked, counted, granted, beside, most, part) = _CARD.unpack_from(copy, offset)  # fmt: skip
     limited = bool(mode & _CORES_LIMITED)
     return CardLimits(
         uuid=uuid,
@@ -177,7 +181,8 @@ def _decode_card(copy: bytes, offset: int) -> CardLimits:
         window_ns=window,
         gain=(gain or 256) / 256,
         co_active=(active or 256) / 256,
-        others_most=others_most,
+        others_most=most,
+        others_part=part / 65536,
         protected=bool(mode & _PROTECTED),
         best_effort=bool(mode & _BEST_EFFORT),
         granted=granted / 256 if granted else None,

@@ -216,6 +216,7 @@ def corrected_card(
         gain=card.gain if told.gain is None else told.gain,
         co_active=card.co_active if told.co_active is None else told.co_active,
         others_most=card.others_most if told.others_most is None else told.others_most,
+        others_part=card.others_part if told.others_part is None else told.others_part,
         host_adjust=card.host_adjust if told.host_adjust is None else told.host_adjust,
         host_excess=excess.bytes,
         host_looked_ns=excess.looked_ns,

@@ -128,6 +128,10 @@ samples a second to one of them as a whole: an H100 with driver 580 said 0.8 and
 that had 0.42 each. So they say how much a container works at most, and not how the card was divided."""
 MOST_MS: Final = 2000
 """The most other processes that a container met are published for so long, and for as long again at most."""
+KEPT: Final = 0.8
+"""How much of what earlier periods said of charged time counts: about half a second is told of."""
+LEAST_PART: Final = 1 / 256
+"""What is told of others that are charged nothing: 0 would say that nothing is known."""
 _MARGIN: Final = 1.25
 """What is said of a past window overrules only claims far beyond it."""
 
@@ -172,9 +176,14 @@ class _Tenant:
     left_alone: bool = True  # as of the last sample
     observed: float | None = None  # the share that the driver saw it use, over OBSERVED_SECONDS
     processes: int = 1
-    totals: list[tuple[int, float]] = field(default_factory=list)  # when (ms), time in flight until then (ms)
+    totals: list[tuple[int, float, float]] = field(
+        default_factory=list
+    )  # when, in flight, charged until then (ms)
     most: tuple[int, int] = (0, 0)  # other processes at work beside it, since most_from and as long before
     most_from: int = 0
+    in_flight: float = 0.0  # ms, lately: the last period in full, each before it by a part less
+    beside: float = 0.0  # ms that others were charged meanwhile
+    at_once: float = 1.0  # its processes that were at work in the last period, on average
 
 
 class SharedCard:
@@ -207,7 +216,7 @@ class SharedCard:
             tenant = self._tenants.setdefault(name, _Tenant())
             _earn(tenant, one, (self._sampled_ms - before) * 1e-3, (driver_shares or {}).get(name))
             tenant.processes = one.processes
-            tenant.totals.append((self._sampled_ms, one.in_flight_ns * 1e-6))
+            tenant.totals.append((self._sampled_ms, one.in_flight_ns * 1e-6, one.busy_ns * 1e-6))
             tenant.looks.append((before, self._sampled_ms, one.at_work))
             tenant.left_alone = len(present) - one.present == 0
 
@@ -238,12 +247,29 @@ class SharedCard:
         """
         return {name: 0 if tenant.left_alone else max(tenant.most) for name, tenant in self._tenants.items()}
 
+    def others_part(self) -> dict[str, float]:
+        """Return for what part of a process's time in flight others were charged, at most; 0: not known.
+
+        Processes of one container share what others leave: for each of them others' part is greater.
+        """
+        parts = {}
+        for name, tenant in self._tenants.items():
+            own = (tenant.in_flight - tenant.beside) / max(1.0, tenant.at_once)
+            whole = tenant.beside + max(own, 0.0)
+            parts[name] = max(tenant.beside / whole, LEAST_PART) if whole else 0.0
+        return parts
+
     def _judge(self, begin: int, end: int, timelines: Mapping[str, Mapping[int, float]]) -> None:
         """Overlay the timelines from ``begin`` to ``end``."""
-        claims = {
-            name: _believed(tenant, _raised(claimed, _in_flight(tenant, begin, end)))
+        passed = {name: _passed(tenant, begin, end) for name, tenant in self._tenants.items()}
+        claimed = {
+            name: _claimed(tenant, begin, end, timelines.get(name, {}))
             for name, tenant in self._tenants.items()
-            for claimed in (_claimed(tenant, begin, end, timelines.get(name, {})),)
+        }
+        _remember_charged(self._tenants, passed, claimed)
+        claims = {
+            name: _believed(tenant, _raised(claimed[name], passed[name][0]))
+            for name, tenant in self._tenants.items()
         }
         totals = [sum(values) for values in zip(*claims.values(), strict=True)]
         for name, tenant in self._tenants.items():
@@ -301,13 +327,42 @@ def _claimed(tenant: _Tenant, begin: int, end: int, timeline: Mapping[int, float
     return claims
 
 
-def _in_flight(tenant: _Tenant, begin: int, end: int) -> float:
-    """Return the milliseconds with work in flight from ``begin`` to ``end``, by the samples next to them."""
-    times, totals = zip(*tenant.totals, strict=True)
-    first, last = (min(bisect_left(times, ms), len(times) - 1) for ms in (begin, end))
-    del tenant.totals[:first]
-    passed = times[last] - times[first]
-    return (totals[last] - totals[first]) * (end - begin) / passed if passed else 0.0
+def _passed(tenant: _Tenant, begin: int, end: int) -> tuple[float, float]:
+    """Return the milliseconds in flight, and charged, from ``begin`` to ``end``, by the samples next to them.
+
+    Nobody is charged more than a card's whole time: what a page says beyond that explains nobody's waits.
+    """
+    times = [at for at, _, _ in tenant.totals]
+    first, last = (tenant.totals[min(bisect_left(times, ms), len(times) - 1)] for ms in (begin, end))
+    del tenant.totals[: tenant.totals.index(first)]
+    part = (end - begin) / (last[0] - first[0]) if last[0] > first[0] else 0.0
+    return (last[1] - first[1]) * part, min((last[2] - first[2]) * part, end - begin)
+
+
+def _remember_charged(
+    tenants: Mapping[str, _Tenant],
+    passed: Mapping[str, tuple[float, float]],
+    claimed: Mapping[str, Sequence[float]],
+) -> None:
+    """Keep each container's time in flight, and what others were charged for milliseconds in which it was."""
+    charges = {name: _spread(charged, claimed[name], math.inf) for name, (_, charged) in passed.items()}
+    totals = [sum(values) for values in zip(*charges.values(), strict=True)]
+    for name, tenant in tenants.items():
+        in_flight = _spread(passed[name][0], claimed[name], 1.0)
+        tenant.in_flight = tenant.in_flight * KEPT + passed[name][0]
+        tenant.at_once = _mean_at_work(tenant.looks)
+        tenant.beside *= KEPT
+        tenant.beside += sum(
+            part * (total - own) for part, total, own in zip(in_flight, totals, charges[name], strict=True)
+        )
+
+
+def _spread(ms: float, claims: Sequence[float], most: float) -> list[float]:
+    """Spread so many milliseconds over a period as the claims are, no more than ``most`` to each."""
+    total = sum(claims)
+    if not total:
+        return [min(most, ms / len(claims))] * len(claims)
+    return [min(most, claim * ms / total) for claim in claims]
 
 
 def _raised(claims: Sequence[float], in_flight: float) -> Sequence[float]:

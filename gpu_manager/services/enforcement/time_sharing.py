@@ -16,6 +16,7 @@ process decide that, so cards without such figures are not judged.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -113,9 +114,22 @@ RECENT_NS: Final = 300_000_000
 """A container whose last work is no older is active: throttled ones pause for longer than a sample."""
 _STEP: Final = 1 / 256
 """The page's own step: a smaller change is none."""
-_ALONE: Final = 1.0
+_PARTS: Final = 64
+"""Others' part of the time is published in steps of one in so many."""
 _JITTER: Final = 0.6180339887498949
 """Sampling at an irrational rhythm: work that repeats is not met at the same point each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a container was told of those beside it."""
+
+    factor: float = 1.0
+    most: int = 0
+    part: float = 0.0
+
+
+_ALONE: Final = _Told()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +208,7 @@ class TimeSharing:
         self._clock = clock
         self._metrics = metrics
         self._watched: dict[_Company, _Watched] = {}
-        self._published: dict[tuple[str, CardUuid], tuple[float, int]] = {}
+        self._published: dict[tuple[str, CardUuid], _Told] = {}
         self._adjusted: dict[tuple[str, CardUuid], tuple[int, Excess, float]] = {}
         self._beat: dict[str, float] = {}
         self._survey_at = 0.0
@@ -320,14 +334,14 @@ class TimeSharing:
             return
         told = Correction(host_adjust=tenant.beyond, excess=tenant.excess, gain=tenant.gain)
         if place not in self._adjusted:
-            told = replace(told, co_active=1.0, others_most=0)
+            told = replace(told, co_active=1.0, others_most=0, others_part=0.0)
         if self._write(tenant.name, now, {tenant.card: told}):
             self._adjusted[place] = figures
 
     def _part(self, card: CardUuid, tenants: Iterable[CardTenant]) -> None:
         """Reset the factor of a container that shares its card with no other."""
         for tenant in tenants:
-            self._publish(tenant.name, card, _ALONE, 0, self._clock.monotonic())
+            self._publish(tenant.name, card, _ALONE, self._clock.monotonic())
 
     def _sample(self, card: CardUuid, watched: _Watched, now: float) -> None:
         found = {name: self._activity(name, card) for name in watched.names}
@@ -345,8 +359,10 @@ class TimeSharing:
             watched.publish_at = now + PUBLISH_SECONDS - SAMPLE_SECONDS / 2
             timelines = {name: self._timeline(name, card, watched.shared.judged_ms, now) for name in seen}
             factors, most = watched.shared.factors(timelines), watched.shared.others_most()
+            parts = watched.shared.others_part()
             for name, factor in factors.items():
-                self._publish(name, card, factor, most[name], now)
+                part = math.ceil(parts[name] * _PARTS) / _PARTS
+                self._publish(name, card, _Told(factor, most[name], part), now)
 
     def _activity(self, name: str, card: CardUuid) -> Activity | None:
         try:
@@ -364,15 +380,16 @@ class TimeSharing:
             log.debug("timeline_unreadable", directory=name, reason=str(error))
             return {}
 
-    def _publish(self, name: str, card: CardUuid, told: float, most: int, now: float) -> None:
-        """Publish the factor if it differs by a step from the page's, or ``most``; 1 is published exactly."""
-        before, before_most = self._published.get((name, card), (_ALONE, 0))
-        if told != _ALONE and abs(told - before) < _STEP:
-            told = before
-        if (told, most) == (before, before_most):
+    def _publish(self, name: str, card: CardUuid, told: _Told, now: float) -> None:
+        """Publish what differs from the page, a factor by a step at least; 1 is published exactly."""
+        before = self._published.get((name, card), _ALONE)
+        if told.factor != 1.0 and abs(told.factor - before.factor) < _STEP:
+            told = replace(told, factor=before.factor)
+        if told == before:
             return
-        if self._write(name, now, {card: Correction(co_active=told, others_most=most)}):
-            self._published[name, card] = told, most
+        correction = Correction(co_active=told.factor, others_most=told.most, others_part=told.part)
+        if self._write(name, now, {card: correction}):
+            self._published[name, card] = told
 
     def _heartbeat(self, name: str, now: float) -> None:
         if now - self._beat.get(name, -HEARTBEAT_SECONDS) >= HEARTBEAT_SECONDS * 0.9:

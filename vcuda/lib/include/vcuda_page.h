@@ -28,7 +28,7 @@
 #endif
 
 #define VCUDA_ABI_MAJOR 1
-#define VCUDA_ABI_MINOR 10
+#define VCUDA_ABI_MINOR 11
 #define VCUDA_LIMITS_MAGIC UINT64_C(0x4d494c4144554356) /* "VCUDALIM" */
 #define VCUDA_USAGE_MAGIC UINT64_C(0x4753554144554356)  /* "VCUDAUSG" */
 #define VCUDA_GATE_MAGIC UINT64_C(0x5441474144554356)   /* "VCUDAGAT" */
@@ -84,7 +84,9 @@ struct vcuda_card_limits {
     uint32_t beside_q8;
     uint32_t others_most; /* processes of other containers that had work in one millisecond, at most, lately; 0: none,
                              or a host before minor 10. Since minor 10 */
-    uint32_t reserved;
+    uint32_t
+        others_part_q16; /* of the time for which a process of this container had work in flight, the part x 65536
+                            for which others were charged meanwhile, at most; 0: not known, or a host before minor 11 */
 };
 
 struct vcuda_limits_copy {

@@ -162,6 +162,34 @@ static void what_is_queued_waits_no_longer_than_others_have_turns(void) {
     CHECK(is_near(charged, 1600 * 30000), "%lu", (unsigned long)charged);
 }
 
+/* Kernels of one name take 0.3 or 2.5 ms by turns, beside one that is charged a tenth of the time meanwhile: most of
+ * them are so long themselves. */
+static void of_a_kind_that_varies_no_more_is_a_wait_than_others_are_charged(void) {
+    struct cost *cost = kind(33, 300000);
+    struct shared_room met = {.most_q8 = TWO, .part_q16 = 65536 / 10};
+    uint64_t had = 0, charged = 0;
+    for (int i = 0; i < 1000; i++) {
+        uint64_t took = i % 2 ? 300000 : 2500000;
+        had += took;
+        charged += took * 256 / shared_cost_divisor(cost, took, true, i % 3, TWO, &met);
+    }
+    CHECK(charged <= had * 92 / 100 && charged > had * 85 / 100, "%lu of %lu", (unsigned long)charged,
+          (unsigned long)had);
+}
+
+/* Kernels of 5 us, one in 150 of which waits for a part of a turn, beside one that is charged three quarters of the
+ * time and is at work whenever the host looks. */
+static void where_charges_are_known_waits_of_parts_of_turns_are_no_work(void) {
+    struct cost *cost = kind(34, 5000);
+    struct shared_room met = {.most_q8 = TWO, .part_q16 = 49152};
+    uint64_t charged = 0;
+    for (int i = 0; i < 3000; i++) {
+        uint64_t took = i % 150 ? 5000 : TURN / 3 + 5000;
+        charged += took * 256 / shared_cost_divisor(cost, took, true, true, TWO, &met);
+    }
+    CHECK(is_near(charged, 3000 * 5000), "%lu", (unsigned long)charged);
+}
+
 /* Three others rest for most of a tenth of a second, and now all of them have work. */
 static void more_others_at_once_than_in_the_mean_explain_a_longer_wait(void) {
     struct cost *cost = kind(29, 20000);
@@ -243,6 +271,8 @@ int main(void) {
     others_that_are_met_each_time_always_have_work();
     of_a_kind_that_varies_work_that_begins_in_a_turn_of_its_own_is_charged_whole();
     what_is_queued_waits_no_longer_than_others_have_turns();
+    of_a_kind_that_varies_no_more_is_a_wait_than_others_are_charged();
+    where_charges_are_known_waits_of_parts_of_turns_are_no_work();
     the_first_launches_are_divided_and_the_shortest_is_known();
     a_wait_among_the_first_launches_is_none_of_their_work();
     kernels_that_become_shorter_or_longer_are_followed();

@@ -7,6 +7,8 @@ static struct shared_cost {
     uint64_t key; /* of the cost that this is of */
     uint64_t ns;
     uint32_t seen;
+    uint32_t looked;     /* at launches that follow own work, up to 256 */
+    uint32_t waits_q16;  /* of launches that follow own work, those that took longer than one that did not wait */
     uint32_t longer_q16; /* of launches that follow own work, those that took longer, and less than a turn more */
     uint32_t met_q16;    /* of the others, those that had to wait for others' work */
     /* Of a kind that is longer than a turn, from its last launches, and from as many before: it has no less than the
@@ -44,10 +46,16 @@ static bool has_waited(const struct shared_cost *known, uint64_t took_ns, bool w
 #define OFTEN_Q16 (65536 / 64)
 #define OFTENER 2
 
+static bool is_often(const struct shared_cost *known, uint32_t part_q16) {
+    return part_q16 > OFTEN_Q16 + OFTENER * 65536 * known->ns / SHARED_COST_TURN_NS;
+}
+
 static bool is_often_longer(struct shared_cost *known, uint64_t took_ns) {
-    bool longer = has_waited(known, took_ns, false) && !has_waited(known, took_ns, true);
+    bool waited = has_waited(known, took_ns, false), longer = waited && !has_waited(known, took_ns, true);
+    known->looked += known->looked < 256;
+    known->waits_q16 += ((waited ? 65536 : 0) - (int32_t)known->waits_q16) / (int32_t)known->looked;
     known->longer_q16 += ((longer ? 65536 : 0) - (int32_t)known->longer_q16) / 256;
-    return known->longer_q16 > OFTEN_Q16 + OFTENER * 65536 * known->ns / SHARED_COST_TURN_NS;
+    return is_often(known, known->longer_q16);
 }
 
 /* Of a launch that began in a turn of its own: what it took beyond one whole turn of each other, with the switches. */
@@ -129,14 +137,44 @@ static bool meets_others(struct shared_cost *known, bool waited) {
 /* So much of others' turns a launch may meet before own work has made room for it. */
 #define AHEAD_MOST_NS (8 * (uint64_t)SHARED_COST_TURN_NS)
 
-/* What is left of a launch after a wait for which own work has made room: for each of its own, others have
- * as many turns as there are of them with work on average. */
-static uint64_t with_room_ns(uint64_t own_ns, uint64_t took_ns, uint32_t sharers_q8, struct shared_room *room) {
-    uint64_t left = AHEAD_MOST_NS - smaller(room->waited_ns, AHEAD_MOST_NS), wait = smaller(took_ns - own_ns, left);
-    uint64_t theirs_ns = (uint64_t)(sharers_q8 - 256) * (SHARED_COST_TURN_NS + SHARED_COST_SWITCH_NS) / 256;
-    uint64_t made = (took_ns - wait) * theirs_ns / SHARED_COST_TURN_NS;
-    room->waited_ns = most(room->waited_ns + wait, made) - made;
-    return took_ns - wait;
+/* How long others have the card while own work has it for `own_ns`: as many turns for each of its own as there are of
+ * them with work on average. */
+static uint64_t by_turns_ns(uint64_t own_ns, uint32_t sharers_q8) {
+    uint64_t turns_ns = (uint64_t)(sharers_q8 - 256) * (SHARED_COST_TURN_NS + SHARED_COST_SWITCH_NS) / 256;
+    return own_ns * turns_ns / SHARED_COST_TURN_NS;
+}
+
+/* The same, by what they are charged. */
+static uint64_t by_charges_ns(uint64_t own_ns, uint32_t part_q16) {
+    return part_q16 < 65536 ? own_ns * part_q16 / (65536 - part_q16) : UINT64_MAX;
+}
+
+static uint64_t left_of(uint64_t waited_ns) {
+    return AHEAD_MOST_NS - smaller(waited_ns, AHEAD_MOST_NS);
+}
+
+#define SWITCH_PARTS 4
+
+/* For the card's switches within a wait nobody is charged: they take a part of it at most. */
+static uint64_t less_switches_ns(uint64_t wait_ns, uint32_t sharers_q8) {
+    return wait_ns - smaller((uint64_t)(sharers_q8 - 256) * SHARED_COST_SWITCH_NS / 256, wait_ns / SWITCH_PARTS);
+}
+
+/* What is left of a launch after a wait for which own work has made room: by turns or by charges, by both of them for a
+ * kind that varies. All waits count against both. */
+static uint64_t with_room_ns(uint64_t own_ns, uint64_t took_ns, uint32_t sharers_q8, struct shared_room *room,
+                             bool varies) {
+    uint64_t left = smaller(left_of(room->waited_ns), varies ? left_of(room->varied_ns) : UINT64_MAX);
+    uint64_t wait = smaller(took_ns - own_ns, left), own = took_ns - wait;
+    uint64_t turns = by_turns_ns(own, sharers_q8), charges = turns;
+    if (room->part_q16) {
+        charges = by_charges_ns(own, room->part_q16);
+        wait = less_switches_ns(wait, sharers_q8);
+    }
+    room->waited_ns = most(room->waited_ns + wait, most(turns, charges)) - most(turns, charges);
+    room->varied_ns = most(room->varied_ns + wait, smaller(turns, charges)) - smaller(turns, charges);
+    room->varied_ns = smaller(room->varied_ns, AHEAD_MOST_NS); /* what others waited for does not count for ever */
+    return own;
 }
 
 uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool waited, uint32_t sharers_q8,
@@ -144,12 +182,13 @@ uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool fol
     struct shared_cost *known = find_or_begin(cost);
     uint32_t most_q8 = (uint32_t)most(most(room->most_q8, sharers_q8), 512);
     bool always = sharers_q8 >= most_q8 * 7 / 8, meets = !follows && meets_others(known, waited) && most_q8 == 512;
-    uint64_t own_ns = shared_cost_own_ns(cost, took_ns, follows, always, most_q8);
+    bool varies = room->part_q16 && is_often(known, known->waits_q16);
+    uint64_t own_ns = shared_cost_own_ns(cost, took_ns, follows, always && !room->part_q16, most_q8);
     if (!follows && known->seen >= FIRST && known->ns > SHARED_COST_TURN_NS)
         own_ns = long_own_ns(known, took_ns, always || meets, sharers_q8, most_q8);
     else if (!follows && waited)
         own_ns = from_slice_ns(own_ns, took_ns, always || meets, sharers_q8, most_q8);
-    else if (follows && waited && own_ns)
-        own_ns = with_room_ns(own_ns, took_ns, sharers_q8, room);
+    if (own_ns && own_ns <= took_ns && (varies || (follows && waited)))
+        own_ns = with_room_ns(own_ns, took_ns, sharers_q8, room, varies);
     return own_ns ? (uint32_t)(took_ns * 256 / own_ns) : sharers_q8;
 }

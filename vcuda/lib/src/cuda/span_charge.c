@@ -200,6 +200,7 @@ static uint32_t divided_beside(const struct timing_span *span, const struct vcud
                                const struct share *share, uint32_t divided, uint64_t now) {
     static struct shared_room rooms[VCUDA_MAX_CARDS];
     struct shared_room *room = &rooms[span->context_meter->card];
+    room->part_q16 = view->card[span->context_meter->card].others_part_q16;
     room->most_q8 = sharers_peak(view, span->context_meter->card, now);
     return shared_cost_divisor(span->cost, share->took, share->follows, share->ran.waited, divided, room);
 }
