@@ -44,11 +44,26 @@ _NUMBERED: Final = re.compile(r"-?\d+$")
 
 _NAMES: Final = frozenset(
     {"add", "card", "card_uuid", "container", "gang", "hostname", "name", "namespace", "node", "nodeName"}
-    | {"nominated", "owner", "pod", "podName", "pool", "pools", "twin", "uid", "uids", "uuid", "uuids"}
+    | {
+        "lending",
+        "meant",
+        "nominated",
+        "owner",
+        "pod",
+        "podName",
+        "pod_name",
+        "pool",
+        "pools",
+        "twin",
+        "uid",
+        "uids",
+        "uuid",
+        "uuids",
+    }
 )
 """Fields that hold a name, or a list of names."""
 _BY_NAME: Final = frozenset(
-    {"assigned", "placement", "numa_ids", "drained", "containers", "labels", "by_node", "sizes"}
+    {"assigned", "placement", "numa_ids", "drained", "containers", "labels", "by_node", "sides", "sizes"}
 )
 """Objects whose keys are names. In ``labels`` the values are names as well."""
 _OPAQUE: Final = frozenset({"names", "codes", "fits", "priced", "answer"})

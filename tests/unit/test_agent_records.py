@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import tarfile
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,8 +15,10 @@ import pytest
 from gpu_manager.adapters.record_ring import RecordRing, segments
 from gpu_manager.agent.backends import recorder_of
 from gpu_manager.agent.config import Config
+from gpu_manager.cli.kubectl import report
 from gpu_manager.cli.main import PROGRAM
 from gpu_manager.domain.admission_match import ContainerCandidate
+from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import RequestInvalid, VcudaError
 from gpu_manager.domain.kube.pod import parse_pod
@@ -32,14 +36,23 @@ from tests.seeds import seeds
 MIB = 1 << 20
 
 
+def real_cards() -> tuple[CardState, ...]:
+    uuids = ("GPU-9f3b6c1a", "GPU-0c77d2e4", "GPU-5ab01f9e")
+    return tuple(
+        replace(one, card=replace(one.card, uuid=CardUuid(f"{uuid}-1111-4222-8333-abcdefabcdef")))
+        for one, uuid in zip(cards(3), uuids, strict=True)
+    )
+
+
 class Node:
     """A node whose pods come and go, as its kubelet asks."""
 
     def __init__(self, directory: Path, seed: int, *, limit: int = 16 * MIB, recorded: bool = True) -> None:
         self.dice, self.pods, self.number = Random(seed), list[Any](), 0
+        self.seen: list[Any] = []
         self.recorder = AgentRecorder(RecordRing(directory, limit), FakeClock(), "1.2.3")
         note = self.recorder.decided if recorded else None
-        self.state = NodeState(Books(node_of(cards(3))), FakeStore(), service_metrics(), note)
+        self.state = NodeState(Books(node_of(real_cards())), FakeStore(), service_metrics(), note)
 
     def go_on(self) -> None:
         """A pod comes, whose containers are admitted, or one goes."""
@@ -50,12 +63,13 @@ class Node:
         self.number += 1
         names = ("a", "b")[: self.dice.choice((1, 1, 2))]
         made = pod(
-            f"p{self.number}",
+            f"payroll-{self.number}-x",
             *(container(n, *self.dice.choice(((30, 8), (60, 20), (100, 0)))) for n in names),
         )
         made["metadata"]["labels"] = {"team": "kept-private"}
         found = parse_pod(made)
         self.pods.append(found)
+        self.seen.append(found)
         for one in found.containers:
             for resource in (CORE, MEMORY):
                 if one.wants(resource) and not self._admit(ContainerCandidate(found, one), resource):
@@ -101,6 +115,32 @@ def test_what_the_agent_decided_is_the_same_again(tmp_path: Path, seed: int) -> 
     assert b"kept-private" not in b"".join(path.read_bytes() for path in segments(tmp_path))
 
 
+@pytest.mark.parametrize("seed", seeds(4))
+def test_it_is_the_same_again_under_pseudonyms(tmp_path: Path, seed: int) -> None:
+    node = Node(tmp_path / "ring", seed)
+    for _ in range(40):
+        node.go_on()
+    node.recorder.write()
+    lines = [
+        json.loads(line) for path in segments(tmp_path / "ring") for line in path.read_bytes().splitlines()
+    ]
+    report.write(tmp_path / "r.tar.gz", {"records": lambda: iter(lines)}, plain=False)
+    with tarfile.open(tmp_path / "r.tar.gz") as archive:
+        stream = archive.extractfile("records")
+        assert stream is not None
+        hidden = stream.read().splitlines()
+    player = AgentPlayer()
+    judged = list(player.play(hidden))
+    assert [(one.line, one.now) for one in judged if one.recorded != one.now] == []
+    assert not player.passed
+    assert judged
+    text = b"".join(hidden).decode()
+    assert [one.name for one in node.seen if one.name in text or one.uid in text] == []
+    assert [
+        str(card) for card in node.state.node.ids.of_card[CORE] if card in text or card[4:12] in text
+    ] == []
+
+
 def test_each_segment_is_judged_alone(tmp_path: Path) -> None:
     node = Node(tmp_path, 1, limit=40_000)
     for _ in range(60):
@@ -139,7 +179,7 @@ def test_the_command_prints_what_differs(tmp_path: Path, capsys: pytest.CaptureF
     assert PROGRAM.run(["replay-node", str(tmp_path / "ring"), "--timeline"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"\d+ decisions \(allocate \d+, prefer \d+\); none differs", said[-1])
-    assert "prefer of default/p1, container a, tencent.com/vcuda-core: " in said[0]
+    assert "prefer of default/payroll-1-x, container a, tencent.com/vcuda-core: " in said[0]
     (path,) = segments(tmp_path / "ring")
     path.write_bytes(path.read_bytes().replace(b'"cores":30', b'"cores":31'))
     assert PROGRAM.run(["replay-node", str(path)]) == 1

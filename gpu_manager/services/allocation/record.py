@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,11 +19,11 @@ import structlog
 
 from gpu_manager.domain.admission_match import ContainerCandidate
 from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.contract import OUR_PREFIX
+from gpu_manager.domain.contract import NVIDIA, OUR_PREFIX
 from gpu_manager.domain.dra.sides import Side, Sides
 from gpu_manager.domain.errors import RequestInvalid, VcudaError
-from gpu_manager.domain.ids import compact, expand
 from gpu_manager.domain.kube.pod import Container, Pod, PodUid
+from gpu_manager.domain.names import alike
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.records import decode, encode
 from gpu_manager.domain.topology import Topology
@@ -94,7 +94,7 @@ class _Segment:
     def entries(self, at: float, decided: Preference | Booking) -> list[Line]:
         """The entries of a decision, after those of what it was judged by."""
         found: list[Line] = []
-        rows = [self._row(found, *row) for row in decided.state.rows]
+        rows = [self._row(found, decided.state.node, *row) for row in decided.state.rows]
         state = {"rows": rows, **_state(decided.state)}
         changed = {key: value for key, value in state.items() if self._state.get(key, self) != value}
         self._state = state
@@ -103,17 +103,19 @@ class _Segment:
         pod = self._pod(found, decided.candidate.pod)
         line: Line = {"at": at, "pod": pod, "container": decided.candidate.container.name}
         if isinstance(decided, Booking):
-            line |= {"k": "allocate", "resource": decided.resource, "ids": compact(decided.ids)}
+            line |= {"k": "allocate", "resource": decided.resource}
+            line["ids"] = _ids(decided.state.node, decided.resource, decided.ids)
             line["answer"] = _booked(decided.shares, decided.refusal)
         else:
-            choice = decided.choice
+            choice, node = decided.choice, decided.state.node
             line |= {"k": "prefer", "resource": choice.resource, "size": choice.size}
-            line |= {"free": compact(choice.free), "must": list(choice.must)}
-            line["listed"] = {resource: compact(ids) for resource, ids in decided.listed.items()}
+            line["free"] = _ids(node, choice.resource, choice.free)
+            line["must"] = _ids(node, choice.resource, choice.must)
+            line["listed"] = _of_resources(node, decided.listed)
             line["answer"] = _preferred(decided)
         return [*found, line]
 
-    def _row(self, found: list[Line], allocation: Allocation, granted: Grant | None) -> int:
+    def _row(self, found: list[Line], node: NodeCards, allocation: Allocation, granted: Grant | None) -> int:
         known = self._rows.get(allocation.key)
         if known is not None and known[0] is allocation and known[1] is granted:
             return known[2]
@@ -122,7 +124,7 @@ class _Segment:
         kind, one = ("planned", allocation) if granted is None else ("granted", granted)
         line = {"k": "row", "n": self._count, kind: encode(type(one), one, frozenset({"ids", "directory"}))}
         if granted is not None:
-            line["ids"] = {resource: compact(ids) for resource, ids in granted.ids.items()}
+            line["ids"] = _of_resources(node, granted.ids)
         found.append(line)
         return self._count
 
@@ -162,6 +164,7 @@ class AgentPlayer:
             for line in _read(raw):
                 if line["k"] == "ring":
                     self._begin()
+                    self._pseudonyms = bool(line.get("pseudonyms"))
                     if (line.get("of"), line.get("format")) != ("agent", FORMAT):
                         raise RequestInvalid(f"this is no agent's record of format {FORMAT}")
                 elif not number:
@@ -170,13 +173,14 @@ class AgentPlayer:
                     yield from self._take(line)
 
     def _begin(self) -> None:
-        self._rows: dict[int, tuple[Allocation, Grant | None]] = {}
+        self._pseudonyms = False
+        self._rows: dict[int, Line] = {}
         self._pods: dict[int, Pod] = {}
         self._state: Line = {}
 
     def _take(self, line: Line) -> Iterator[JudgedOnNode]:
         if line["k"] == "row":
-            self._rows[line["n"]] = _row_of(line)
+            self._rows[line["n"]] = line
         elif line["k"] == "pod":
             self._pods[line["n"]] = decode(Pod, line["v"])
         elif line["k"] == "state":
@@ -188,40 +192,84 @@ class AgentPlayer:
                 self.passed["what it was judged by is not in the record"] += 1
             else:
                 candidate = ContainerCandidate(pod, container)
-                yield JudgedOnNode(line, pod.key, line["answer"], self._again(line, candidate))
+                was, now = dict(line["answer"]), self._again(line, candidate)
+                if self._pseudonyms and alike(was.get("refusal", ""), now.get("refusal", "")):
+                    was |= {"refusal": now["refusal"]} if "refusal" in now else {}
+                yield JudgedOnNode(line, pod.key, was, now)
 
     def _again(self, line: Line, candidate: ContainerCandidate) -> Line:
-        books, resource = self._books().books(), line["resource"]
+        state, resource = self._books(), line["resource"]
+        books, node = state.books(), state.node
         if line["k"] == "allocate":
             try:
-                booked = grant.book(books, resource, expand(line["ids"]), Decision(candidate))
+                booked = grant.book(
+                    books, resource, _read_ids(node, resource, line["ids"]), Decision(candidate)
+                )
             except VcudaError as error:
                 return _booked((), str(error))
             return _booked(booked.grant.allocation.shares, "")
-        choice = IdChoice(resource, sorted(expand(line["free"])), line["must"], line["size"])
-        listed = {name: expand(ids) for name, ids in line["listed"].items()}
+        free, must = (sorted(_read_ids(node, resource, line[key])) for key in ("free", "must"))
+        choice = IdChoice(resource, free, must, line["size"])
+        listed = {name: _read_ids(node, name, ids) for name, ids in line["listed"].items()}
         ids, decision = grant.decide(books, choice, candidate, listed)
         plan = {name: one.shares for name, one in books.ledger.of_pod(candidate.pod.uid).items()}
         refusal = "" if decision.refusal is None else str(decision.refusal)
-        return _preferred(Preference(BooksState(books.node), choice, candidate, listed, ids, plan, refusal))
+        return _preferred(Preference(state, choice, candidate, listed, ids, plan, refusal))
 
     def _books(self) -> BooksState:
         known = self._state
         node, sides = known["node"], known["sides"]
+        cards, topology = decode(tuple[CardState, ...], node["cards"]), decode(Topology, node["topology"])
+        now = NodeCards.of(node["name"], node["unit"], cards, topology)
         return BooksState(
-            NodeCards.of(
-                node["name"],
-                node["unit"],
-                decode(tuple[CardState, ...], node["cards"]),
-                decode(Topology, node["topology"]),
-            ),
-            tuple(self._rows[number] for number in known["rows"]),
+            now,
+            tuple(_row_of(now, self._rows[number]) for number in known["rows"]),
             decode(tuple[Card, ...], known["lost"]),
             None if sides is None else decode(dict[CardUuid, Side], sides),
             {(PodUid(a), b): (PodUid(c), d) for a, b, c, d in known["meant"]},
             frozenset(map(PodUid, known["lending"])),
-            {resource: expand(ids) for resource, ids in known["withdrawn"].items()},
+            {resource: _read_ids(now, resource, ids) for resource, ids in known["withdrawn"].items()},
         )
+
+
+def _of_resources(node: NodeCards, ids: Mapping[str, Iterable[str]]) -> Line:
+    return {resource: _ids(node, resource, some) for resource, some in ids.items()}
+
+
+def _ids(node: NodeCards, resource: str, ids: Iterable[str]) -> list[Any]:
+    """Device ids as each card with runs of its ids' numbers, first and last; then any others as they are.
+    An id is made from its card's UUID, which a report replaces.
+    """
+    known, numbers, others = node.ids.card_of[resource], dict[str, list[int]](), list[str]()
+    for device in ids:
+        if device not in known:
+            others.append(device)
+        elif resource == NVIDIA:
+            numbers[device] = [0]
+        else:
+            numbers.setdefault(known[device], []).append(int(device.rpartition("-")[2][1:]))
+    found: list[Any] = []
+    for card, mine in sorted(numbers.items()):
+        runs: list[int] = []
+        for number in sorted(mine):
+            if runs and runs[-1] == number - 1:
+                runs[-1] = number
+            else:
+                runs += (number, number)
+        found.append({"card": card, "runs": runs})
+    return [*found, *sorted(others)]
+
+
+def _read_ids(node: NodeCards, resource: str, written: Iterable[Any]) -> frozenset[str]:
+    found = set[str]()
+    for one in written:
+        if isinstance(one, str):
+            found.add(one)
+            continue
+        ids, runs = node.ids.of_card[resource].get(one["card"], ()), one["runs"]
+        for first, last in zip(runs[::2], runs[1::2], strict=True):
+            found.update(ids[first : last + 1])
+    return frozenset(found)
 
 
 def _state(state: BooksState) -> Line:
@@ -234,15 +282,15 @@ def _state(state: BooksState) -> Line:
         "sides": None if state.sides is None else encode(Sides, state.sides),
         "meant": [[*one, *other] for one, other in state.meant.items()],
         "lending": sorted(state.lending),
-        "withdrawn": {resource: compact(ids) for resource, ids in state.withdrawn.items()},
+        "withdrawn": _of_resources(node, state.withdrawn),
     }
 
 
-def _row_of(line: Line) -> tuple[Allocation, Grant | None]:
+def _row_of(node: NodeCards, line: Line) -> tuple[Allocation, Grant | None]:
     if "planned" in line:
         return decode(Allocation, line["planned"]), None
     found = decode(Grant, {**line["granted"], "directory": ""})
-    granted = replace(found, ids={resource: expand(ids) for resource, ids in line["ids"].items()})
+    granted = replace(found, ids={name: _read_ids(node, name, ids) for name, ids in line["ids"].items()})
     return granted.allocation, granted
 
 
@@ -253,7 +301,8 @@ def _booked(shares: tuple[Share, ...], refusal: str) -> Line:
 def _preferred(decided: Preference) -> Line:
     plan = {name: encode(tuple[Share, ...], shares) for name, shares in decided.plan.items()}
     refusal = {"refusal": decided.refusal} if decided.refusal else {}
-    return {"ids": compact(decided.ids), "placement": plan, **refusal}
+    ids = _ids(decided.state.node, decided.choice.resource, decided.ids)
+    return {"ids": ids, "placement": plan, **refusal}
 
 
 def _text(entries: list[Line]) -> bytes:
