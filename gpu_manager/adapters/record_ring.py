@@ -21,14 +21,16 @@ _OPEN: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLO
 
 
 class RecordRing:
-    """One program's ring in a directory of its own. Not thread-safe. ``limit`` in bytes.
+    """One program's ring in a directory of its own. Not thread-safe. ``limit`` in bytes; a full ring has so
+    many ``parts``.
 
     Raises NodeUnready, here and in every method that writes: the directory or a file cannot be written.
     """
 
-    def __init__(self, directory: Path, limit: int) -> None:
+    def __init__(self, directory: Path, limit: int, parts: int = _PARTS) -> None:
         self._directory = directory
         self._limit = limit
+        self._part = limit // parts
         self._handle: int | None = None
         self._size = self._first = 0  # bytes of the segment; of what it began with
         self._before: list[tuple[Path, int]] = []  # earlier segments, the oldest first, and their bytes
@@ -42,7 +44,7 @@ class RecordRing:
     @property
     def full(self) -> bool:
         """True once another segment is to :meth:`begin`; always before the first."""
-        return self._handle is None or self._size >= max(self._limit // _PARTS, 2 * self._first)
+        return self._handle is None or self._size >= max(self._part, 2 * self._first)
 
     def begin(self, lines: Iterable[bytes]) -> None:
         """Begin a segment with these lines, by which what follows can be understood."""
@@ -103,7 +105,7 @@ class RecordRing:
                 f"{self._directory}: the state of this cluster alone is {self._size >> 20} MiB as a record,"
                 f" more than the {self._limit >> 20} MiB for all records: raise --record-mib"
             )
-        room = self._limit - max(self._size, self._limit // _PARTS)
+        room = self._limit - max(self._size, self._part)
         while sum(size for _, size in self._before) > room:
             self._before.pop(0)[0].unlink(missing_ok=True)
 

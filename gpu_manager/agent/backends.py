@@ -22,7 +22,7 @@ from gpu_manager.adapters.driver_files.node_config import kubelet_root, topology
 from gpu_manager.adapters.driver_files.runtimes import Detected, Strategy
 from gpu_manager.adapters.driver_memory_limit import DriverLimits
 from gpu_manager.adapters.nvml.faults import FaultPolicy
-from gpu_manager.adapters.record_ring import RecordRing
+from gpu_manager.adapters.record_ring import RecordRing, segments
 from gpu_manager.agent.config import Config
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.dra.sides import Front
@@ -33,6 +33,9 @@ from gpu_manager.ports.clock import Clock
 from gpu_manager.services.allocation.record import AgentRecorder
 
 log = structlog.get_logger(__name__)
+
+_RECORDS: Final = "records"  # in the state directory
+_RECORD_PARTS: Final = 16  # so that the newest is small enough to be sent
 
 
 def build_cards(config: Config, instances: Callable[[], bool]) -> Cards:
@@ -193,8 +196,17 @@ def recorder_of(config: Config, clock: Clock) -> AgentRecorder | None:
     if not config.records_mib:
         return None
     try:
-        ring = RecordRing(config.state / "records", config.records_mib << 20)
+        ring = RecordRing(config.state / _RECORDS, config.records_mib << 20, _RECORD_PARTS)
     except NodeUnready as error:
         log.warning("record_stopped", reason=str(error))
         return None
     return AgentRecorder(ring, clock, version("gpu-manager"))
+
+
+def newest_record(config: Config) -> Sequence[bytes]:
+    """The newest file of recorded decisions, a line of JSON each; without one that a kill has cut off."""
+    try:
+        files = segments(config.state / _RECORDS)
+        return files[-1].read_bytes().split(b"\n")[:-1] if files else ()
+    except OSError:
+        return ()

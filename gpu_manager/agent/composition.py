@@ -28,7 +28,7 @@ from gpu_manager.adapters.kubelet.pods_api import PodsApi
 from gpu_manager.adapters.machine import SystemClock, label_of
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.store import FileStore
-from gpu_manager.agent.backends import build_cards, build_injector, gate_program, recorder_of
+from gpu_manager.agent.backends import build_cards, build_injector, gate_program, newest_record, recorder_of
 from gpu_manager.agent.config import Config
 from gpu_manager.agent.fronts import DraFront, Fronts
 from gpu_manager.agent.running_containers import RunningContainers, store_of
@@ -244,6 +244,7 @@ class Agent:
             self.health,
             lambda: self.running.accounts.found.differing,
             self.running.past,
+            lambda: newest_record(config),
         )
         self.http = StatusServer(
             status,

@@ -53,11 +53,11 @@ _JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 _PATHS: Final = (
     b"paths: /ui /ui/data /ui/history /ui/trends /ui/health /ui/advice /ui/waste /metric /metrics /usage"
-    b" /usage/history /advice /graph /version /healthz /readyz\n"
+    b" /usage/history /advice /graph /records /version /healthz /readyz\n"
 )
 NAMING: Final = (
     "/usage", "/usage/history", "/advice", "/graph", "/ui/data", "/ui/history", "/ui/advice",
-    "/ui/waste",
+    "/ui/waste", "/records",
 )  # fmt: skip
 """The paths whose answers depend on whose names may be told."""
 _NOT_NAMED: Final = (
@@ -82,10 +82,11 @@ class Status:
         health: Health | None = None,
         differing: Callable[[], Mapping[Place, float]] = dict,
         past: UsagePast | None = None,
+        records: Callable[[], Sequence[bytes]] = tuple,
     ) -> None:
         """``ready`` names what must hold, ``why`` what stands in the way, ``sized`` the sizes advised,
         ``differing`` by how much the driver's figure exceeds an account, where that is reported. ``past``
-        remembers what was used; None: nothing is.
+        remembers what was used; None: nothing is. ``records``: the newest recorded decisions, lines of JSON.
 
         ``health`` tells what happened to cards; None: nobody does.
         """
@@ -98,6 +99,7 @@ class Status:
         self._why = why
         self._sized = sized
         self._differing = differing
+        self._records = records
         self._past_use = past or UsagePast(state.node.name)
 
     def answer(self, path: str, accept: str, query: str = "", scope: NameScope = ALL_NAMES) -> Answer:
@@ -120,6 +122,10 @@ class Status:
                 if _JSON in accept
                 else (HTTPStatus.OK, TEXT, node_text(graph).encode())
             )
+        if path == "/records":
+            if scope != ALL_NAMES:
+                return _NOT_NAMED
+            return HTTPStatus.OK, _JSON, b'{"lines":[' + b",".join(self._records()) + b"]}\n"
         if path == "/ui/data":
             return _json(HTTPStatus.OK, self._data(scope))
         if path == "/ui/history":

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from gpu_manager.agent.backends import newest_record
+from gpu_manager.agent.config import Config
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.cli.main import PROGRAM
 from sandbox.api import StandInApi
 from tests.fakes.admission import Service, create, known
 from tests.fakes.kubectl import ADMISSION, a_node, an_agent, said
 from tests.fakes.sandbox import until
+from tests.unit.test_agent_records import Node
 
 pytestmark = pytest.mark.usefixtures("kubectl_login")
 REPLICA = "/api/v1/namespaces/kube-system/pods/https:admission-0:9443/proxy"
@@ -110,3 +113,28 @@ def test_what_cannot_be_had_is_said_and_names_are_plain_where_that_is_asked_for(
     assert OWN in files_of(place)["events.jsonl"]
     assert run(["report", "-f", str(place)]) == 2
     assert "cannot write" in said(capsys)[1]
+
+
+def test_what_an_agent_recorded_is_in_the_report_and_is_decided_again(
+    api: StandInApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node(tmp_path / "ring", 1)
+    for _ in range(20):
+        node.go_on()
+    node.recorder.write()
+    config = Config(state=tmp_path, records_mib=8)
+    (tmp_path / "ring").rename(tmp_path / "records")
+    lines = [json.loads(line) for line in newest_record(config)]
+    a_node(api, cards=1)
+    an_agent(api, {"node": "n1", "version": "1.2.3", "cards": [], "lines": lines})
+    labels = {"metadata": {"labels": {"app.kubernetes.io/component": "agent"}}}
+    api.patch("pods", "agent-1", labels, "kube-system")
+    place = tmp_path / "r.tar.gz"
+    assert run(["report", "-f", str(place)]) == 0
+    (tmp_path / "agents").mkdir()
+    written = files_of(place)["agents/0/decisions-00000001.jsonl"]
+    assert "payroll-1-x" not in written
+    (tmp_path / "agents" / "decisions-00000001.jsonl").write_text(written)
+    said(capsys)
+    assert PROGRAM.run(["replay-node", str(tmp_path / "agents")]) == 0
+    assert "none differs" in said(capsys)[0]

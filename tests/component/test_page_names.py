@@ -127,7 +127,12 @@ def _asked(pages: Named, path: str) -> str:
     return path + QUERIES.get(path, "").format(uid=uid, card=card)
 
 
-@pytest.mark.parametrize("path", NAMING)
+def test_recorded_decisions_are_for_those_who_may_see_all_names(pages: Named) -> None:
+    assert pages.get("/records")[0] == 403
+    assert pages.json("/records", "all") == {"lines": []}
+
+
+@pytest.mark.parametrize("path", [path for path in NAMING if path != "/records"])
 def test_a_stranger_hears_no_name_of_a_pod_a_namespace_or_a_container(pages: Named, path: str) -> None:
     code, body = pages.get(_asked(pages, path))
     assert code == 200

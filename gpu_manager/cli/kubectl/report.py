@@ -11,6 +11,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -29,6 +30,7 @@ from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.runtime.arguments import Option
 
 _MOST_BYTES: Final = 16 << 20  # of records, compressed: the newest files
+_MOST_LINES: Final = 100_000  # of agents' records, each of some 800 bytes
 _MOST_EVENTS: Final = 2000
 _COMPONENTS: Final = (ADMISSION_NAME, "gpu-manager")
 _PORT: Final = 9443  # of the service's pods
@@ -36,7 +38,8 @@ _RECORD: Final = re.compile(r"decisions-\d{8}\.jsonl")
 _ABOUT: Final = """\
 A report of gpu-manager: versions, findings of doctor, the agents' books, Events and recorded decisions.
 {names}
-Judge the decisions again: gpu-manager replay records/0 (one directory for each replica of admission)
+Judge the decisions again: gpu-manager replay records/0 (one directory for each replica of admission), and
+gpu-manager replay-node agents/0 (one for each agent that records)
 """
 _HIDDEN: Final = """\
 Names of nodes, pods, namespaces, containers and labels, UIDs, UUIDs and addresses are pseudonyms: equal
@@ -102,6 +105,8 @@ def gathered(login: Login, admission: str) -> Mapping[str, Lines]:
     facts = tried("doctor", lambda: gather_cluster(login.connection), None)
     found = {} if facts is None else document(examine(Facts(time.time(), cluster=facts), CLUSTER_CHECKS))
     events = tried("events", lambda: list(_events(login)), [])
+    agents, missed = service.ask_agents(login, places, places, "/records", _recorded_lines)
+    silent |= {f"/records of {node}": why for node, why in missed.items()}
     records = tried("records", lambda: dict(_records(login, admission)), {})
     return {
         "versions.json": _one(versions),
@@ -109,6 +114,7 @@ def gathered(login: Login, admission: str) -> Mapping[str, Lines]:
         "events.jsonl": lambda: iter(events),
         "nodes.jsonl": lambda: iter(pages["/graph"].values()),
         **{f"records/{name}": _entries(content) for name, content in records.items()},
+        **dict(_of_agents(agents, silent)),
         "left-out.json": _one(silent),
     }
 
@@ -146,6 +152,22 @@ def _hidden(pseudonyms: Pseudonyms, document: Any) -> Any:
         if entry.get("k") == "ring":
             entry["pseudonyms"] = True
     return found
+
+
+def _recorded_lines(answer: Any) -> Sequence[Any]:
+    found = mapping(answer).get("lines")
+    return found if isinstance(found, list) else ()
+
+
+def _of_agents(agents: Mapping[str, Sequence[Any]], silent: dict[str, str]) -> Iterator[tuple[str, Lines]]:
+    """The files of agents that record, numbered, up to :data:`_MOST_LINES` in all."""
+    left, number = _MOST_LINES, 0
+    for node, lines in sorted(agents.items()):
+        if left < len(lines):
+            silent[f"/records of {node}"] = "the report has enough records of agents"
+        elif lines:
+            yield f"agents/{number}/decisions-00000001.jsonl", partial(iter, lines)
+            left, number = left - len(lines), number + 1
 
 
 def _one(document: Any) -> Lines:
