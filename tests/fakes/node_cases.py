@@ -228,7 +228,7 @@ def _rules(pod: Mapping[str, object]) -> tuple[str, ...]:
     except RequestInvalid:
         return ("pod-unreadable",)
     found = (*check_pod(parsed, DEFAULT_UNIT, 1), *warn_pod(parsed, DEFAULT_UNIT))
-    return tuple(sorted({one.rule.value.id for one in found}))
+    return tuple(sorted({one.rule.id for one in found}))
 
 
 def migrated(path: Path) -> str:

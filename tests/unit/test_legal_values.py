@@ -440,6 +440,6 @@ def test_each_rule_has_an_id_words_and_a_cure_of_its_own() -> None:
     ids = [rule.id for rule in Rule]
     assert len(set(ids)) == len(ids)
     for rule in Rule:
-        assert rule.id == rule.name.lower().replace("_", "-")
+        assert rule.id.upper().replace("-", "_") == rule.name
         assert rule.value.why
         assert rule.value.cure

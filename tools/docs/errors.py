@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpu_manager.domain.rules.rulebook import Rule, RuleText
+from gpu_manager.domain.rules.rulebook import Rule
 from tools.docs.refusals import SAYINGS
 
 
@@ -22,16 +22,17 @@ def _rules() -> Iterator[str]:
         yield f"## {title}\n"
         for rule in Rule:
             if rule.is_warning is warning:
-                yield from _entry(rule.value)
+                yield from _entry(rule)
 
 
-def _entry(rule: RuleText) -> Iterator[str]:
+def _entry(rule: Rule) -> Iterator[str]:
+    told = rule.value
     yield f"### {rule.id}\n"
-    yield f"```text\n{rule.text.replace('{hint}', '').replace('{', '<').replace('}', '>')}\n```\n"
-    if rule.words:
-        yield f"In the predecessor's words, which still lead the refusal: `{rule.words}`.\n"
-    yield f"{rule.why}\n"
-    yield f"**Cure.** {rule.cure}\n"
+    yield f"```text\n{told.text.replace('{hint}', '').replace('{', '<').replace('}', '>')}\n```\n"
+    if told.words:
+        yield f"In the predecessor's words, which still lead the refusal: `{told.words}`.\n"
+    yield f"{told.why}\n"
+    yield f"**Cure.** {told.cure}\n"
 
 
 def refusals_page() -> str:
