@@ -50,20 +50,16 @@ class _Kept:
     answer: Any
 
 
+@dataclass(eq=False, repr=False)
 class ConsoleHistory:
     """Thread-safe. ``cards``: UUIDs of a node's cards. Without ``prometheus`` there are the agents' alone."""
 
-    def __init__(
-        self,
-        usage: AgentsUsage,
-        cards: Callable[[str], Sequence[str]],
-        clock: Clock,
-        prometheus: RangeQuery | None = None,
-    ) -> None:
-        self._usage = usage
-        self._cards = cards
-        self._clock = clock
-        self._prometheus = prometheus
+    usage: AgentsUsage
+    cards: Callable[[str], Sequence[str]]
+    clock: Clock
+    prometheus: RangeQuery | None = None
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._asking = threading.BoundedSemaphore(_AT_ONCE)
@@ -71,7 +67,7 @@ class ConsoleHistory:
     @property
     def ranges(self) -> list[str]:
         """Names of what can be asked for."""
-        return [MINUTES, *(RANGES if self._prometheus else (HOUR,))]
+        return [MINUTES, *(RANGES if self.prometheus else (HOUR,))]
 
     def answer(self, query: HistoryQuery, span: str) -> Any:
         """JSON of ``/ui/history``.
@@ -84,8 +80,8 @@ class ConsoleHistory:
             raise RequestInvalid(f"there is no range {quoted(span)}: ask for {', '.join(self.ranges)}")
 
         def make() -> tuple[float, Any]:
-            if span == MINUTES or self._prometheus is None:
-                answer = self._usage.history(query, hour=span == HOUR)
+            if span == MINUTES or self.prometheus is None:
+                answer = self.usage.history(query, hour=span == HOUR)
                 return (min(answer["step"], 60) / 2 if answer["series"] else _NOT_YET), answer
             answer = self._asked(query, *RANGES[span])
             return min(answer["step"], 60) / 2, answer
@@ -102,11 +98,11 @@ class ConsoleHistory:
         """
 
         def make() -> tuple[float, Any]:
-            if self._prometheus is None:
+            if self.prometheus is None:
                 mine = (share for share in held() if namespace in ("", share.namespace))
-                found = waste_of_shares(mine, self._usage.sums())
+                found = waste_of_shares(mine, self.usage.sums())
                 return WASTE_SECONDS, waste_json(found, WASTE_RANGE, "agents")
-            end = self._clock.now() // 1
+            end = self.clock.now() // 1
             rows = self._ask((text, end, end, 1) for text in waste_promql(namespace, WASTE_RANGE))
             return WASTE_SECONDS, waste_json(waste_of_rows(rows), WASTE_RANGE, "prometheus")
 
@@ -114,14 +110,14 @@ class ConsoleHistory:
 
     def trends(self, namespace: str) -> Any:
         """JSON of ``/ui/trends``."""
-        answer = self._once(("trends", namespace), lambda: (WASTE_SECONDS, self._usage.trends(namespace)))
-        return answer if answer["cards"] else self._usage.trends(namespace)
+        answer = self._once(("trends", namespace), lambda: (WASTE_SECONDS, self.usage.trends(namespace)))
+        return answer if answer["cards"] else self.usage.trends(namespace)
 
     def _once(self, key: Hashable, make: Callable[[], tuple[float, Any]]) -> Any:
         """The answer that is kept under the key, or a new one; ``make`` says for how many seconds it
         holds.
         """
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         with self._lock:
             kept = self._kept.get(key)
         if kept is not None and now < kept.until:
@@ -135,19 +131,19 @@ class ConsoleHistory:
         return answer
 
     def _asked(self, query: HistoryQuery, seconds: int, step: int) -> Any:
-        end = self._clock.now() // 1
+        end = self.clock.now() // 1
         start, count = end - seconds, seconds // step + 1
-        cards = self._cards(query.name) if query.subject is HistorySubject.NODE else ()
+        cards = self.cards(query.name) if query.subject is HistorySubject.NODE else ()
         texts = () if query.subject is HistorySubject.NODE and not cards else promql(query, step, cards)
         rows = self._ask((text, start, end, step) for text in texts)
         return history_json(_joined(rows, count), start, step, "prometheus")
 
     def _ask(self, questions: Iterable[tuple[str, float, float, int]]) -> list[Sequence[Row]]:
         """What Prometheus answers to each. Raises NodeUnready."""
-        if self._prometheus is None or not self._asking.acquire(blocking=False):
+        if self.prometheus is None or not self._asking.acquire(blocking=False):
             raise NodeUnready("Prometheus is being asked by others: try again")
         try:
-            return [self._prometheus(*one) for one in questions]
+            return [self.prometheus(*one) for one in questions]
         finally:
             self._asking.release()
 

@@ -49,39 +49,35 @@ class _Told:
     held: str = ""
 
 
+@dataclass(eq=False, repr=False)
 class PendingEvents:
-    """Thread-safe; :meth:`run` is one thread's."""
+    """Thread-safe; :meth:`run` is one thread's.
 
-    def __init__(
-        self,
-        find: Callable[[PodUid], PodView | None],
-        explain: Callable[[PodView], Explanation],
-        voice: EventSender,
-        clock: Clock,
-        settle_seconds: float = SETTLE_SECONDS,
-    ) -> None:
-        """``find``: the pod as it is known now, None if it is gone.
+    ``find``: the pod as it is known now, None if it is gone.
 
-        ``settle_seconds``: for how long a refusal stands before it is told.
-        """
-        self._find = find
-        self._explain = explain
-        self._voice = voice
-        self._clock = clock
-        self._settle_seconds = settle_seconds
+    ``settle_seconds``: for how long a refusal stands before it is told.
+    """
+
+    find: Callable[[PodUid], PodView | None]
+    explain: Callable[[PodView], Explanation]
+    voice: EventSender
+    clock: Clock
+    settle_seconds: float = SETTLE_SECONDS
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._told: OrderedDict[PodUid, _Told] = OrderedDict()
         self._waited: frozenset[PodUid] = frozenset()
 
     def refused(self, uid: PodUid) -> None:
         """No node took it."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         with self._lock:
             told = self._told.get(uid)
             if told is None:
-                self._add(uid, now + self._settle_seconds)
+                self._add(uid, now + self.settle_seconds)
             elif told.due is None:
-                told.due = max(now + self._settle_seconds, told.last + AGAIN_SECONDS)
+                told.due = max(now + self.settle_seconds, told.last + AGAIN_SECONDS)
 
     def waiting(self, uids: Iterable[PodUid]) -> None:
         """The pods that wait for a node now; called every few seconds.
@@ -90,7 +86,7 @@ class PendingEvents:
         short. A pod that is listed twice without an Event is explained too, and other pods again after a
         while.
         """
-        now, here = self._clock.monotonic(), frozenset(uids)
+        now, here = self.clock.monotonic(), frozenset(uids)
         with self._lock:
             for uid in [u for u, told in self._told.items() if told.due is None and u not in here]:
                 del self._told[uid]
@@ -124,23 +120,23 @@ class PendingEvents:
 
     def tell(self) -> bool:
         """Publish the Event of one pod that is due; False if there is none."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         with self._lock:
             due = ((uid, t) for uid, t in self._told.items() if t.due is not None and t.due <= now)
             uid, told = next(due, (None, None))
             if uid is None or told is None:
                 return False
             told.due = None
-        occupant = self._find(uid)
+        occupant = self.find(uid)
         if occupant is None or not occupant.waits:
             with self._lock:
                 self._told.pop(uid, None)
             return True
-        explanation = self._explain(occupant)
+        explanation = self.explain(occupant)
         told.held, told.looked = explanation.held, now
         is_told = not told.held or HeldBy(told.held).is_told
         if not is_told or explanation.counts.get(FITS) or explanation.line == told.line:
             return True
         told.last, told.line = now, explanation.line
-        self._voice.event(occupant.pod, EVENT_NOT_PLACED, explanation.line)
+        self.voice.event(occupant.pod, EVENT_NOT_PLACED, explanation.line)
         return True

@@ -120,38 +120,29 @@ class BindRules:
         return self.leads(self.seconds + self.travel)
 
 
+@dataclass(eq=False, repr=False)
 class Binder:
-    """The extender's bind verb, and :meth:`settle` for Bindings of unknown outcome. Thread-safe."""
+    """The extender's bind verb, and :meth:`settle` for Bindings of unknown outcome. Thread-safe.
 
-    def __init__(
-        self,
-        cluster: ClusterState,
-        quota: QuotaBook,
-        judge: FeasibilityJudge,
-        api: BindingApi,
-        clock: Clock,
-        rules: BindRules,
-        count: Callable[[str, str], None] = lambda _name, _label: None,
-        gang: Callable[[PodUid, str], Obstacle | None] = lambda _uid, _node: None,
-        recorded: Recorded = unrecorded,
-        pause: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """``gang``: what keeps a member of a gang from being bound to that node; where it passes, the bind
-        waits up to :data:`HOLD_SECONDS` for its end, by ``pause``. ``recorded`` is called for every judgement
-        of a pod on a node.
-        """
-        self._gang = gang
-        self._pause = pause
+    ``gang``: what keeps a member of a gang from being bound to that node; where it passes, the bind waits
+    up to :data:`HOLD_SECONDS` for its end, by ``pause``. ``recorded`` is called for every judgement of a
+    pod on a node.
+    """
+
+    cluster: ClusterState
+    quota: QuotaBook
+    judge: FeasibilityJudge
+    api: BindingApi
+    clock: Clock
+    rules: BindRules
+    count: Callable[[str, str], None] = lambda _name, _label: None
+    gang: Callable[[PodUid, str], Obstacle | None] = lambda _uid, _node: None
+    recorded: Recorded = unrecorded
+    pause: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
         self._waiting = 0
-        self._recorded = recorded
         self.offers = FilterResults()
-        self._cluster = cluster
-        self._quota = quota
-        self._judge = judge
-        self._api = api
-        self._clock = clock
-        self._rules = rules
-        self._count = count
         self._lock = threading.Lock()
         self._trials: dict[PodUid, _Trial] = {}
         self.lapsed = 0  # reservations that ended unbound long after their bind was answered
@@ -167,35 +158,35 @@ class Binder:
         except VcudaError as error:
             pod = f"{args.namespace}/{args.name}"
             log.info("bind_refused", pod=pod, uid=args.uid, node=args.node, reason=str(error))
-            self._count("binds", "refused")
-            self._cluster.give_up(args.uid)
+            self.count("binds", "refused")
+            self.cluster.give_up(args.uid)
             return str(error)
-        self._count("binds", "bound")
+        self.count("binds", "bound")
         return ""
 
     def begin(self) -> None:
         """Begin to lead. The nodes that the previous leader offered for waiting pods are not known here:
         until such a pod is filtered again, its bind is judged by the node alone.
         """
-        self.offers.inherit(occupant.uid for occupant in self._cluster.waiting())
+        self.offers.inherit(occupant.uid for occupant in self.cluster.waiting())
 
     def end(self) -> None:
         """Stop leading: drop the places assumed for pods, since another replica now decides on these pods."""
-        self._cluster.give_up_all()
+        self.cluster.give_up_all()
 
     def binds(self, pod: Pod) -> bool:
         """True if this process is responsible for binding this pod now."""
-        return self._rules.binds(pod)
+        return self.rules.binds(pod)
 
     def settle(self) -> int:
         """Query the API server about reservations of unknown outcome; returns how many remain. Call each
         second.
         """
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         with self._lock:
             trials = dict(self._trials)
         for uid, trial in trials.items():
-            if self._cluster.reserved_on(uid) != trial.node and trial.outcome is not None:
+            if self.cluster.reserved_on(uid) != trial.node and trial.outcome is not None:
                 self._forget(uid, trial)  # the watch has shown the outcome
             elif trial.outcome is BindOutcome.UNKNOWN or now - trial.posted > SILENCE_SECONDS:
                 self._ask(uid, trial)
@@ -213,7 +204,7 @@ class Binder:
             self._forget(pod.uid, trial)
             raise
         trial = self._sending(trial)
-        if not self._rules.may_send():
+        if not self.rules.may_send():
             self._undo(pod.uid, trial)
             raise NodeUnready(_NOT_LEADER)
         answer = self._post(trial, annotations)
@@ -231,9 +222,9 @@ class Binder:
             )
 
     def _may_bind(self, args: BindingArgs) -> None:
-        if not self._rules.may_send():
+        if not self.rules.may_send():
             raise NodeUnready(_NOT_LEADER)
-        if reason := self._quota.missing():
+        if reason := self.quota.missing():
             raise NodeUnready(reason)
         if not self.offers.has(args.uid, args.node):
             raise RequestInvalid(
@@ -242,9 +233,9 @@ class Binder:
             )
 
     def _pod(self, args: BindingArgs) -> PodView:
-        occupant = self._cluster.pod(args.uid)
+        occupant = self.cluster.pod(args.uid)
         if occupant is None:
-            pod = self._api.fetch(args.namespace, args.name)
+            pod = self.api.fetch(args.namespace, args.name)
             if pod is None or pod.uid != args.uid:
                 raise RequestInvalid(
                     f"pod {args.namespace}/{args.name} is gone, or another of that name came"
@@ -253,10 +244,10 @@ class Binder:
         pod = occupant.pod
         if (pod.namespace, pod.name) != (args.namespace, args.name):
             raise RequestInvalid(f"pod {quoted(args.uid)} is {pod.key}, not {args.namespace}/{args.name}")
-        if self._rules.schedulers and pod.scheduler not in self._rules.schedulers:
+        if self.rules.schedulers and pod.scheduler not in self.rules.schedulers:
             raise RequestInvalid(
                 f"{pod.key} has schedulerName {quoted(pod.scheduler)}: this extender binds for"
-                f" {', '.join(sorted(self._rules.schedulers))} alone"
+                f" {', '.join(sorted(self.rules.schedulers))} alone"
             )
         _must_wait(pod)
         return occupant
@@ -266,30 +257,30 @@ class Binder:
         uid = occupant.uid
         with self._lock:
             before = self._trials.get(uid)
-        if before is not None and before.outcome is not None and self._cluster.reserved_on(uid):
+        if before is not None and before.outcome is not None and self.cluster.reserved_on(uid):
             self._ask(uid, before)
         with self._lock:
             before = self._trials.get(uid)
-            if before is not None and (before.outcome is None or self._cluster.reserved_on(uid)):
+            if before is not None and (before.outcome is None or self.cluster.reserved_on(uid)):
                 raise NodeUnready(
                     f"{occupant.pod.key} is being bound to {before.node}: the outcome is not known yet"
                 )
-            now = self._clock.monotonic()
-            trial = _Trial(occupant.pod, node, now, now + 2 * self._rules.seconds)
+            now = self.clock.monotonic()
+            trial = _Trial(occupant.pod, node, now, now + 2 * self.rules.seconds)
             self._trials[uid] = trial
             return trial
 
     def _sending(self, trial: _Trial) -> _Trial:
         """Record that the request is being sent now: its deadline starts here."""
-        now = self._clock.monotonic()
-        sent = replace(trial, posted=now, quiet=now + 2 * self._rules.seconds)
+        now = self.clock.monotonic()
+        sent = replace(trial, posted=now, quiet=now + 2 * self.rules.seconds)
         with self._lock:
             current = self._trials.get(trial.pod.uid)
             if current is trial:
                 self._trials[trial.pod.uid] = sent
                 return sent
             if current is None:
-                self._cluster.release(trial.pod.uid)
+                self.cluster.release(trial.pod.uid)
         raise NodeUnready(f"{trial.pod.key} was too long on its way to the API server: its place went")
 
     def _reserve_in_time(self, occupant: PodView, node: str) -> dict[str, str]:
@@ -303,16 +294,16 @@ class Binder:
         with self._lock:
             waits = found.passes and self._waiting < _MOST_WAITING
             self._waiting += waits
-        ends = self._clock.monotonic() + HOLD_SECONDS
+        ends = self.clock.monotonic() + HOLD_SECONDS
         try:
-            while waits and isinstance(found, Obstacle) and found.passes and self._clock.monotonic() < ends:
-                self._pause(_POLL_SECONDS)
+            while waits and isinstance(found, Obstacle) and found.passes and self.clock.monotonic() < ends:
+                self.pause(_POLL_SECONDS)
                 found = self._reserve(occupant, node)
         finally:
             with self._lock:
                 self._waiting -= waits
         if isinstance(found, Obstacle):
-            self._count("bind_conflicts", "gang")
+            self.count("bind_conflicts", "gang")
             raise DoesNotFit(found.reason)
         return found
 
@@ -321,37 +312,37 @@ class Binder:
         cluster.
         """
         pod = occupant.pod
-        request = judged_request(pod, self._cluster.unit, self._rules.minimum_cores)
+        request = judged_request(pod, self.cluster.unit, self.rules.minimum_cores)
         if not request.containers:
             raise RequestInvalid(f"{pod.key} asks for no card")
-        quota = self._quota.current
-        with self._cluster.lock:
-            known = self._cluster.pod(pod.uid)
+        quota = self.quota.current
+        with self.cluster.lock:
+            known = self.cluster.pod(pod.uid)
             if known is not None:
                 _must_wait(known.pod)  # bound since it was looked up: the accounting must keep its cards
-            if hold := self._gang(pod.uid, node):
+            if hold := self.gang(pod.uid, node):
                 return hold
-            snapshot = self._cluster.glance()
+            snapshot = self.cluster.glance()
             view = snapshot.nodes.get(node)
             if view is None:
                 raise DoesNotFit(f"node {quoted(node)} is not known here")
             mine = quota.of(pod.namespace, request.priority) if quota else None
-            question = self._judge.ask(occupant, request, snapshot, mine, chosen=True)
+            question = self.judge.ask(occupant, request, snapshot, mine, chosen=True)
             fit = question.on(view)
             if isinstance(fit, Unfit):
-                self._count("bind_conflicts", fit.value)
-                self._recorded(BindDecision(question, node, {}, refusal := why(question, view)))
+                self.count("bind_conflicts", fit.value)
+                self.recorded(BindDecision(question, node, {}, refusal := why(question, view)))
                 raise DoesNotFit(refusal)
             placement = question.placement(view, fit)
-            self._recorded(BindDecision(question, node, placement))
-            self._cluster.reserve(pod, node, placement)
+            self.recorded(BindDecision(question, node, placement))
+            self.cluster.reserve(pod, node, placement)
         cards = view.node.cards
         log.info("placed", pod=pod.key, uid=pod.uid, node=node, cards=explain_placement(placement, cards))
-        return allocation_annotations(pod, node, placement, cards, self._clock.now(), assigned=False)
+        return allocation_annotations(pod, node, placement, cards, self.clock.now(), assigned=False)
 
     def _post(self, trial: _Trial, annotations: Mapping[str, str]) -> BindAnswer:
         try:
-            return self._api.bind(trial.pod, trial.node, annotations, self._rules.seconds)
+            return self.api.bind(trial.pod, trial.node, annotations, self.rules.seconds)
         except VcudaError as error:
             return BindAnswer(BindOutcome.UNKNOWN, str(error))
         except BaseException:
@@ -362,9 +353,9 @@ class Binder:
         """Ask the API server for the outcome. A query made too early, or without an answer, changes
         nothing.
         """
-        asked = self._clock.monotonic()
+        asked = self.clock.monotonic()
         try:
-            pod = self._api.fetch(trial.pod.namespace, trial.pod.name)
+            pod = self.api.fetch(trial.pod.namespace, trial.pod.name)
         except NodeUnready as error:
             log.warning("bind_outcome_still_unknown", pod=trial.pod.key, reason=str(error))
             return
@@ -373,23 +364,23 @@ class Binder:
                 return  # a newer attempt: the answer does not concern it
             if pod is not None and pod.uid == uid and pod.node:
                 log.info("bind_found_done", pod=pod.key, node=pod.node)
-                if self._cluster.learn(pod):
+                if self.cluster.learn(pod):
                     del self._trials[uid]
                 else:
                     self._trials[uid] = replace(trial, node=pod.node, posted=asked, outcome=BindOutcome.BOUND)
             elif pod is None or pod.uid != uid or asked >= trial.quiet:
                 del self._trials[uid]
-                self._cluster.release(uid)
+                self.cluster.release(uid)
                 self.lapsed += 1
                 log.warning("assumed_pod_expired", pod=trial.pod.key, node=trial.node)
-                self._count("reservations", "ended")
+                self.count("reservations", "ended")
             # Else the pod is unbound, but a request of this process may still take effect.
 
     def _undo(self, uid: PodUid, trial: _Trial) -> None:
         with self._lock:
             if self._trials.get(uid) is trial:
                 del self._trials[uid]
-                self._cluster.release(uid)
+                self.cluster.release(uid)
 
     def _forget(self, uid: PodUid, trial: _Trial) -> None:
         with self._lock:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Final, Protocol
 
 import structlog
@@ -101,28 +101,27 @@ class FormerTerm(Protocol):
         """
 
 
+@dataclass(eq=False, repr=False)
 class Leader:
     """Answers :attr:`admission.extender.binding.BindRules.leads`. Thread-safe; one thread calls
     :meth:`tick`.
+
+    ``seconds`` is a Binding's deadline; ``changed`` is called when leading begins and ends.
     """
 
-    def __init__(
-        self,
-        lease: LeaseSource,
-        pods: PodLister,
-        clock: Clock,
-        seconds: float,
-        changed: Callable[[bool], None] = lambda _leads: None,
-    ) -> None:
-        """``seconds`` is a Binding's deadline; ``changed`` is called when leading begins and ends."""
-        self._lease = lease
-        self._pods = pods
-        self._clock = clock
-        self._changed = changed
-        self._own_fence = clock.monotonic() + seconds  # Bindings of a former process may still take effect
+    lease: LeaseSource
+    pods: PodLister
+    clock: Clock
+    seconds: InitVar[float]
+    changed: Callable[[bool], None] = lambda _leads: None
+
+    def __post_init__(self, seconds: float) -> None:
+        self._own_fence = (
+            self.clock.monotonic() + seconds
+        )  # Bindings of a former process may still take effect
         # Since when the Lease is held without a break: whatever another did before, and had done when it gave
         # the Lease back, a watch may be late to show. Infinite while it is not.
-        self._held_since = float("inf") if lease.shared else _NEVER
+        self._held_since = float("inf") if self.lease.shared else _NEVER
         self._asked = _NEVER  # the fence for which the list is being completed
         self._list_at = _NEVER  # when to request a list, if the watch has not caught up
         self._said = False
@@ -130,23 +129,23 @@ class Leader:
 
     def leads(self, seconds: float = 0.0) -> bool:
         """True if only this process binds for at least ``seconds``, and its list of pods is complete."""
-        now, listed = self._clock.monotonic(), self._pods.listed()
+        now, listed = self.clock.monotonic(), self.pods.listed()
         if self._resigned.is_set() or listed is None:
             return False
-        return self._fence <= listed and now + seconds < self._lease.until
+        return self._fence <= listed and now + seconds < self.lease.until
 
     def tick(self) -> None:
         """Read the Lease; call this each second."""
-        was_held = self._clock.monotonic() < self._lease.until
+        was_held = self.clock.monotonic() < self.lease.until
         try:
-            self._lease.look()
+            self.lease.look()
         except NodeUnready as error:
             log.warning("lease_unreadable", reason=str(error))
-        now, listed = self._clock.monotonic(), self._pods.listed()
-        if self._lease.shared:
+        now, listed = self.clock.monotonic(), self.pods.listed()
+        if self.lease.shared:
             self._note_lease(now, was_held=was_held)
         fence = self._fence
-        if listed is not None and listed < fence <= now < self._lease.until:
+        if listed is not None and listed < fence <= now < self.lease.until:
             self._complete(fence, now)
         self._say()
 
@@ -157,16 +156,16 @@ class Leader:
         if self._asked != fence:
             self._asked, self._list_at = fence, now + _CATCH_UP_SECONDS
             try:
-                self._pods.catch_up()
+                self.pods.catch_up()
             except NodeUnready as error:
                 log.warning("leader_lists_pods", reason=str(error))
                 self._list_at = now
         if now >= self._list_at:
             self._list_at = float("inf")
-            self._pods.relist()
+            self.pods.relist()
 
     def _note_lease(self, now: float, *, was_held: bool) -> None:
-        if now >= self._lease.until:
+        if now >= self.lease.until:
             self._held_since = float("inf")
         elif not was_held or self._held_since == float("inf"):
             self._held_since = now
@@ -181,7 +180,7 @@ class Leader:
         progress.
         """
         try:
-            self._lease.release()
+            self.lease.release()
         except NodeUnready as error:
             log.warning("lease_release_failed", reason=str(error))
 
@@ -191,15 +190,15 @@ class Leader:
 
         If no pod waited when this process started, a previous leader has nothing left to bind.
         """
-        own = self._own_fence if self._pods.inherited() else _NEVER
-        return max(self._lease.fence, self._held_since, own)
+        own = self._own_fence if self.pods.inherited() else _NEVER
+        return max(self.lease.fence, self._held_since, own)
 
     def _say(self) -> None:
         leads = self.leads()
         if leads != self._said:
             self._said = leads
             log.info("leader_elected" if leads else "leadership_lost")
-            self._changed(leads)
+            self.changed(leads)
 
 
 class HeldLease:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Final
 
@@ -30,6 +31,7 @@ Codes = npt.NDArray[np.uint8]
 Keys = npt.NDArray[np.int64]
 
 
+@dataclass(eq=False, repr=False)
 class Verdicts:
     """Verdicts on many nodes, stored once for each kind of node, by the kind's number.
 
@@ -41,28 +43,18 @@ class Verdicts:
     list of all names, and the place of each node in it, if the nodes were looked up there.
     """
 
-    def __init__(
-        self,
-        numbers: Numbers,
-        views: Sequence[NodeView | None],
-        said: Codes,
-        worked_out: Mapping[int, Fit],
-        columns: dict[tuple[object, int], PriceColumn],
-        keys: Keys | None = None,
-        places: tuple[Sequence[str], Keys] | None = None,
-    ) -> None:
-        self.keys = keys
-        self.places = places
-        self.numbers = numbers
-        self.views = views
-        self.worked_out = worked_out
-        self.columns = columns
-        self._said = said
+    numbers: Numbers
+    views: Sequence[NodeView | None]
+    said: Codes
+    worked_out: Mapping[int, Fit]
+    columns: dict[tuple[object, int], PriceColumn]
+    keys: Keys | None = None
+    places: tuple[Sequence[str], Keys] | None = None
 
     @cached_property
     def codes(self) -> bytes:
         """For each node, :data:`FITS` or the code of the reason why the pod does not fit."""
-        return self._said[self.numbers].tobytes()
+        return self.said[self.numbers].tobytes()
 
     @property
     def answers(self) -> list[Fit | Unfit]:
@@ -90,9 +82,9 @@ class Verdicts:
 
     def open(self) -> npt.NDArray[np.intp]:
         """The numbers that some node has on which the pod fits, in the order of their first nodes."""
-        first = np.full(len(self._said), len(self.numbers))
+        first = np.full(len(self.said), len(self.numbers))
         first[self.numbers[::-1]] = np.arange(len(self.numbers) - 1, -1, -1)
-        places = np.sort(first[(first < len(self.numbers)) & (self._said == FITS)])
+        places = np.sort(first[(first < len(self.numbers)) & (self.said == FITS)])
         found: npt.NDArray[np.intp] = self.numbers[places].astype(np.intp)
         return found
 

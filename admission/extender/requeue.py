@@ -51,25 +51,22 @@ class _Refusal:
         return max(self.at + min(LONGEST_WAIT, pause + settle), (self.fits or self.at) + SETTLE_SECONDS)
 
 
+@dataclass(eq=False, repr=False)
 class Requeue:
-    """Finds and touches such pods. Thread-safe; one thread calls :meth:`tick`."""
+    """Finds and touches such pods. Thread-safe; one thread calls :meth:`tick`.
 
-    def __init__(
-        self,
-        find: Callable[[PodUid], PodView | None],
-        has_room: Callable[[PodView, int], bool],
-        touch: Callable[[Pod, str], None],
-        clock: Clock,
-    ) -> None:
-        """``find``: the pod as it is known now. ``has_room``: whether it fits on a node changed after a
-        generation.
+    ``find``: the pod as it is known now. ``has_room``: whether it fits on a node changed after a
+    generation.
 
-        ``touch`` gets 8 hex digits, different each time.
-        """
-        self._find = find
-        self._has_room = has_room
-        self._touch = touch
-        self._clock = clock
+    ``touch`` gets 8 hex digits, different each time.
+    """
+
+    find: Callable[[PodUid], PodView | None]
+    has_room: Callable[[PodView, int], bool]
+    touch: Callable[[Pod, str], None]
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._refused: dict[PodUid, _Refusal] = {}  # least recently judged or refused first
         self._woken: set[PodUid] = set()  # to be touched
@@ -77,7 +74,7 @@ class Requeue:
 
     def refused(self, uid: PodUid, turn: int) -> None:
         """No node took the pod, by the snapshot of generation ``turn``."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         with self._lock:
             before = self._refused.pop(uid, None)
             new = _Refusal(turn, now)
@@ -92,7 +89,7 @@ class Requeue:
         """Touch the pods that wait needlessly. ``lapsed``: total number of places given up. Call it each
         second.
         """
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         with self._lock:
             if lapsed != self._lapsed:
                 self._lapsed = lapsed
@@ -102,13 +99,13 @@ class Requeue:
         for uid, refusal in looked:
             self._look(uid, refusal, now)
         for occupant in self._next():
-            value = crc32(f"{occupant.uid} {lapsed} {self._clock.now()}".encode())
-            self._touch(occupant.pod, f"{value:08x}")
+            value = crc32(f"{occupant.uid} {lapsed} {self.clock.now()}".encode())
+            self.touch(occupant.pod, f"{value:08x}")
 
     def _look(self, uid: PodUid, refusal: _Refusal, now: float) -> None:
-        occupant = self._find(uid)
+        occupant = self.find(uid)
         waits = occupant is not None and occupant.waits
-        fits = occupant is not None and waits and self._has_room(occupant, refusal.turn)
+        fits = occupant is not None and waits and self.has_room(occupant, refusal.turn)
         with self._lock:
             if self._refused.get(uid) is not refusal:
                 return  # filtered meanwhile
@@ -124,7 +121,7 @@ class Requeue:
     def _next(self) -> list[PodView]:
         """The pods to touch now."""
         with self._lock:
-            found = (self._find(uid) for uid in self._woken)
+            found = (self.find(uid) for uid in self._woken)
             waiting = sorted(
                 (o for o in found if o is not None and o.waits),
                 key=lambda o: (-o.pod.priority, o.pod.began, o.uid),

@@ -151,34 +151,26 @@ class ResizeTerms:
         return ResizeAnswer(pod.api_uid, digest(pod), before.sizes if before else {}, why)
 
 
+@dataclass(eq=False, repr=False)
 class ResizeAnswers:
-    """Judges and answers resize requests. One thread calls :meth:`run`; any may call :meth:`look`."""
+    """Judges and answers resize requests. One thread calls :meth:`run`; any may call :meth:`look`.
 
-    def __init__(
-        self,
-        cluster: ClusterState,
-        quota: QuotaBook,
-        api: ResizeApi,
-        clock: Clock,
-        rules: BindRules,
-        event: Callable[[Pod, str, str], None],
-        count: Callable[[str, str], None] = lambda *_: None,
-        limits: NamespaceQuestion | None = None,
-        recorded: Recorded = unrecorded,
-    ) -> None:
-        """``event``: publish an Event for a refused pod, with reason and text. ``count`` takes a step,
-        "resize", and its result. ``limits``: what Kubernetes' own quotas grant; None if they are not
-        enforced. ``recorded`` is called for every answer.
-        """
-        self._cluster = cluster
-        self._quota = quota
-        self._api = api
-        self._clock = clock
-        self._rules = rules
-        self._event = event
-        self._count = count
-        self._limits = limits
-        self._recorded = recorded
+    ``event``: publish an Event for a refused pod, with reason and text. ``count`` takes a step, "resize",
+    and its result. ``limits``: what Kubernetes' own quotas grant; None if they are not enforced.
+    ``recorded`` is called for every answer.
+    """
+
+    cluster: ClusterState
+    quota: QuotaBook
+    api: ResizeApi
+    clock: Clock
+    rules: BindRules
+    event: Callable[[Pod, str, str], None]
+    count: Callable[[str, str], None] = lambda *_: None
+    limits: NamespaceQuestion | None = None
+    recorded: Recorded = unrecorded
+
+    def __post_init__(self) -> None:
         # Answers of unknown outcome: the pod, the text, and from when on no request of this process takes
         # effect.
         self._unknown: dict[PodUid, tuple[Pod, str, float]] = {}
@@ -187,7 +179,7 @@ class ResizeAnswers:
 
     def look(self, occupant: PodView) -> None:
         """The watch has shown this pod: answer at once if it has an open request."""
-        if self._is_open(self._cluster.workloads.asking(occupant).pod):
+        if self._is_open(self.cluster.workloads.asking(occupant).pod):
             self._woken.set()
 
     def wake(self) -> None:
@@ -199,17 +191,17 @@ class ResizeAnswers:
         while not ended.is_set():
             self._woken.wait(seconds)
             self._woken.clear()
-            if self._cluster.synced:
+            if self.cluster.synced:
                 self.tick()
 
     def tick(self) -> None:
         """Answer every open request, while this process leads."""
         for uid in list(self._unknown):
             self._ask(uid)
-        pods = {occupant.uid: occupant for occupant in self._cluster.resizing()}
+        pods = {occupant.uid: occupant for occupant in self.cluster.resizing()}
         self._unknown = {uid: unknown for uid, unknown in self._unknown.items() if uid in pods}
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in pods}
-        if self._quota.missing():
+        if self.quota.missing():
             return
         for occupant in pods.values():
             if occupant.uid not in self._unknown and self._is_open(occupant.pod):
@@ -219,40 +211,40 @@ class ResizeAnswers:
         """True if the pod has a request that was not answered yet, or was refused a while ago."""
         if not pod.node or pod.terminal or pod.deleting or pod.lent:
             return False
-        answer, asked, now = answer_of(pod), digest(pod), self._clock.monotonic()
+        answer, asked, now = answer_of(pod), digest(pod), self.clock.monotonic()
         other, same = self._pauses.get(pod.uid, (now, now))
         if answer is None or answer.asked != asked:
             return now >= other and (bool(asked) or answer is not None)
         return now >= same and bool(answer.refused)
 
     def _answer(self, uid: PodUid) -> None:
-        if not self._rules.may_send():
+        if not self.rules.may_send():
             return
         limits = self._limits_of(uid)
         if limits is None:
             return
-        with self._cluster.lock:
-            shown = self._cluster.pod(uid)
+        with self.cluster.lock:
+            shown = self.cluster.pod(uid)
             if shown is None:
                 return
-            occupant = self._cluster.workloads.asking(shown)
-            snapshot, pod, quota = self._cluster.snapshot(), occupant.pod, self._quota.current or NO_QUOTA
+            occupant = self.cluster.workloads.asking(shown)
+            snapshot, pod, quota = self.cluster.snapshot(), occupant.pod, self.quota.current or NO_QUOTA
             mine, most = quota.of(pod.namespace, priority_of(pod)), quota.largest_of(pod.namespace)
-            terms = ResizeTerms(mine, most, limits, self._rules.minimum_cores)
+            terms = ResizeTerms(mine, most, limits, self.rules.minimum_cores)
             answer = terms.judge(occupant, snapshot)
             if answer is None:
                 return
-            self._recorded(ResizeDecision(occupant, snapshot, terms, answer))
+            self.recorded(ResizeDecision(occupant, snapshot, terms, answer))
             text = encode_answer(answer)
             before = answer_of(pod)
-            self._cluster.answer(uid, text)
-        now = self._clock.monotonic()
+            self.cluster.answer(uid, text)
+        now = self.clock.monotonic()
         self._pauses[uid] = now + PAUSE_SECONDS, now + RETRY_SECONDS
         if answer.refused:
             if before is not None and (before.asked, before.refused) == (answer.asked, answer.refused):
                 return
-            self._event(pod, EVENT_RESIZE_REFUSED, answer.refused)
-        self._count("resize", "refused" if answer.refused else "reserved")
+            self.event(pod, EVENT_RESIZE_REFUSED, answer.refused)
+        self.count("resize", "refused" if answer.refused else "reserved")
         log.info("resize_answered", pod=pod.key, sizes=_shown(answer.sizes), refused=answer.refused)
         self._send(pod, text)
 
@@ -260,33 +252,33 @@ class ResizeAnswers:
         """Kubernetes' own limits of the pod's namespace, read without holding the lock; None if there is no
         answer.
         """
-        shown = self._cluster.pod(uid)
-        if self._limits is None or shown is None:
+        shown = self.cluster.pod(uid)
+        if self.limits is None or shown is None:
             return NamespaceLimits()
         try:
-            return self._limits(shown.pod.namespace)
+            return self.limits(shown.pod.namespace)
         except VcudaError as error:
-            now = self._clock.monotonic()
+            now = self.clock.monotonic()
             self._pauses[uid] = now + RETRY_SECONDS, now + RETRY_SECONDS
             log.warning("resize_limits_unknown", pod=shown.pod.key, reason=str(error))
             return None
 
     def _send(self, pod: Pod, text: str) -> None:
-        if not self._rules.may_send():
-            self._cluster.answer(pod.uid, None)
+        if not self.rules.may_send():
+            self.cluster.answer(pod.uid, None)
             return
         try:
-            said = self._api.annotate_now(pod, {RESIZED: text}, self._rules.seconds)
+            said = self.api.annotate_now(pod, {RESIZED: text}, self.rules.seconds)
         except VcudaError as error:
             said = BindAnswer(BindOutcome.UNKNOWN, str(error))
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if said.outcome is BindOutcome.UNKNOWN:
-            self._unknown[pod.uid] = pod, text, now + 2 * self._rules.seconds
+            self._unknown[pod.uid] = pod, text, now + 2 * self.rules.seconds
         elif said.outcome is BindOutcome.REFUSED:
-            self._cluster.answer(pod.uid, None)
+            self.cluster.answer(pod.uid, None)
             self._pauses[pod.uid] = now + RETRY_SECONDS, now + RETRY_SECONDS
         if said.outcome is not BindOutcome.BOUND:
-            self._count("resize", "not_written")
+            self.count("resize", "not_written")
             log.warning("resize_answer_not_written", pod=pod.key, reason=said.words)
 
     def _ask(self, uid: PodUid) -> None:
@@ -294,9 +286,9 @@ class ResizeAnswers:
         led meanwhile and given the room away.
         """
         pod, text, quiet = self._unknown[uid]
-        asked = self._clock.monotonic()
+        asked = self.clock.monotonic()
         try:
-            found = self._api.fetch(pod.namespace, pod.name)
+            found = self.api.fetch(pod.namespace, pod.name)
         except NodeUnready as error:
             log.warning("resize_answer_still_unknown", pod=pod.key, reason=str(error))
             return
@@ -304,7 +296,7 @@ class ResizeAnswers:
         if written or asked >= quiet:
             del self._unknown[uid]
         if not written and asked >= quiet:
-            self._cluster.answer(uid, None)
+            self.cluster.answer(uid, None)
 
 
 def _followed(occupant: PodView) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Final, Protocol
@@ -121,6 +121,7 @@ class GangJudge(Protocol):
         """Release places of a gang of lower priority if the pod then fits; False if there are none."""
 
 
+@dataclass(eq=False, repr=False)
 class Extender:
     """Answers schedulers. Thread-safe. ``count(name, label)`` is called for every answer, ``refused`` for
     every pod that no node takes, with the generation of the snapshot by which it was judged.
@@ -131,41 +132,28 @@ class Extender:
     filter and prioritize over node names, and of preempt that has to wait for nothing.
     """
 
-    def __init__(
-        self,
-        cluster: ClusterState,
-        quota: QuotaBook,
-        judge: FeasibilityJudge,
-        policy: LeastFragmentation,
-        binder: Binder,
-        *,
-        clock: Clock | None = None,
-        gangs: GangJudge | None = None,
-        minimum_cores: int = 1,
-        best_nodes: int = 0,
-        never: Callable[[Obj], str] = lambda _pod: "",
-        count: Callable[[str, str], None] = lambda _name, _label: None,
-        refused: Callable[[PodUid, int], None] = lambda _uid, _turn: None,
-        recorded: Recorded = unrecorded,
-    ) -> None:
-        self._recorded = recorded
-        self._refused = refused
-        self._cluster = cluster
-        self._quota = quota
-        self._judge = judge
-        self._choice = NodeChoice(policy, recorded)
-        self._best_nodes = best_nodes
-        self._binder = binder
-        self._clock = clock
-        self._gangs = gangs
-        self._minimum_cores = minimum_cores
-        self._never_placed = never
+    cluster: ClusterState
+    quota: QuotaBook
+    judge: FeasibilityJudge
+    policy: InitVar[LeastFragmentation]
+    binder: Binder
+    _: KW_ONLY
+    clock: Clock | None = None
+    gangs: GangJudge | None = None
+    minimum_cores: int = 1
+    best_nodes: int = 0
+    never: Callable[[Obj], str] = lambda _pod: ""
+    count: Callable[[str, str], None] = lambda _name, _label: None
+    refused: Callable[[PodUid, int], None] = lambda _uid, _turn: None
+    recorded: Recorded = unrecorded
+
+    def __post_init__(self, policy: LeastFragmentation) -> None:
+        self._choice = NodeChoice(policy, self.recorded)
         self._early: dict[
             PodUid, float
         ] = {}  # pods that asked for victims too early, and when they may again
-        self._count = count
         self._asked = LastQuestion()
-        self._table = NodeTable(cluster)
+        self._table = NodeTable(self.cluster)
         self._offered: _Offered | None = None  # the scheduler asks about these next
         self._last: tuple[Obj, PodView, PodRequest | None] | None = None  # the last question
 
@@ -194,11 +182,11 @@ class Extender:
             return self._filter_error(str(error))
         if not occupant.pod.asks:
             return Reply(filter_answer(args, args.names, {}, {}))
-        if reason := self._never_placed(args.pod):
-            return self._never(args, reason)
+        if reason := self.never(args.pod):
+            return self._never_fits(args, reason)
         if reason := self._unready():
             return self._filter_error(reason)
-        gangs = self._gangs if binds else None
+        gangs = self.gangs if binds else None
         try:
             self._request(occupant)
             if gangs is not None and (reason := gangs.before_filter(occupant, args.pod, args.names)):
@@ -217,16 +205,16 @@ class Extender:
             return self.filter(body)
         if not fitting and verdicts.says(Unfit.LATE):
             return self._filter_error(LATE)  # an error is retried soon, and the verdicts so far are cached
-        fewer = args.nodes is None and binds and self._best_nodes > 0 and len(fitting) > 1
+        fewer = args.nodes is None and binds and self.best_nodes > 0 and len(fitting) > 1
         failed, lasting = ({}, {}) if fewer else self._reasons(question, args, snapshot, verdicts, fitting)
         if args.nodes is None:
-            self._recorded(
+            self.recorded(
                 FilterDecision(question, args.names, verdicts, beside, fits, fitting, failed, lasting, fewer)
             )
         if fewer:
-            fits = self._choice.best(question, args.names, fits, verdicts, snapshot, self._best_nodes)
+            fits = self._choice.best(question, args.names, fits, verdicts, snapshot, self.best_nodes)
             fitting = args.names.among(fits)
-        self._binder.offers.remember(occupant.uid, fitting)
+        self.binder.offers.remember(occupant.uid, fitting)
         if binds:
             self._give_up_elsewhere(occupant, fitting)
         after: Callable[[], object] | None = None
@@ -237,12 +225,12 @@ class Extender:
             if args.nodes is None:
                 self._asked.offered = fitting
             offered = verdicts.among(fits)
-            self._offered = _Offered(occupant, snapshot, self._quota.current, fitting, offered)
+            self._offered = _Offered(occupant, snapshot, self.quota.current, fitting, offered)
             if question.quota is None:
                 after = partial(self._choice.prepare, question, offered, snapshot)
-        self._count("filtered", "fits" if fitting else "refused")
+        self.count("filtered", "fits" if fitting else "refused")
         if not fitting:
-            self._refused(occupant.uid, snapshot.turn)
+            self.refused(occupant.uid, snapshot.turn)
         log.debug("filtered", pod=occupant.pod.key, fitting=len(fitting), failed=len(failed) + len(lasting))
         return Reply(filter_answer(args, fitting, failed, lasting), after=after)
 
@@ -260,10 +248,10 @@ class Extender:
         if reason := self._unready():
             return Reply(filter_error(reason))
         try:
-            request = judged_request(occupant.pod, self._cluster.unit, self._minimum_cores)
+            request = judged_request(occupant.pod, self.cluster.unit, self.minimum_cores)
         except RequestInvalid as error:
-            return self._never(args, str(error))
-        snapshot = self._cluster.snapshot()
+            return self._never_fits(args, str(error))
+        snapshot = self.cluster.snapshot()
         question = self._question(occupant, request, snapshot)
         verdicts = self._judged(args, question, snapshot)
         fitting = args.names.among(verdicts.fitting())
@@ -293,7 +281,7 @@ class Extender:
             if taken is not None:
                 where = ranked.places[int(verdicts.numbers[best])][1]
                 self._expect(question, occupant, taken, where, binds=binds)
-        return Reply(priority_answer(args.names, ranked.scores), after=self._cluster.build)
+        return Reply(priority_answer(args.names, ranked.scores), after=self.cluster.build)
 
     def bind(self, body: bytes) -> Reply:
         """ExtenderBindingArgs → ExtenderBindingResult."""
@@ -301,7 +289,7 @@ class Extender:
             args = read_binding(body)
         except RequestInvalid as error:
             return Reply(binding_answer(str(error)))
-        return Reply(binding_answer(self._binder.bind(args)))
+        return Reply(binding_answer(self.binder.bind(args)))
 
     def preempt(self, body: bytes) -> Reply:
         """ExtenderPreemptionArgs → ExtenderPreemptionResult: the nodes on which evicting helps, with the
@@ -313,21 +301,21 @@ class Extender:
             question, snapshot = self._ask(occupant)
         except RequestInvalid as error:
             return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
-        early = bool(self._never_placed(args.pod)) or self._may_not_evict_yet(occupant)
+        early = bool(self.never(args.pod)) or self._may_not_evict_yet(occupant)
         answer = args.victims if not (early or occupant.pod.asks) else {}
         if occupant.pod.asks and not early and not self._unready():
             nodes, budgets = snapshot.nodes, snapshot.budgets
             answer = evictions(question, nodes, args.victims, budgets)
-            self._recorded(PreemptDecision(question, nodes, args.victims, budgets, answer))
+            self.recorded(PreemptDecision(question, nodes, args.victims, budgets, answer))
         log.info("preemption", pod=occupant.pod.key, asked=len(args.victims), nodes=len(answer), early=early)
-        self._count("preempted", "found" if answer else "none")
+        self.count("preempted", "found" if answer else "none")
         return Reply(preemption_answer(answer))
 
     def _may_not_evict_yet(self, occupant: PodView) -> bool:
         """True until the pod has waited for its preemption delay; its scheduler is made to ask again then."""
         self._early.pop(occupant.uid, None)
         delay, created = preemption_delay_of(occupant.pod), timestamp(occupant.pod.created)
-        if not delay or created is None or self._clock is None or self._clock.now() - created >= delay:
+        if not delay or created is None or self.clock is None or self.clock.now() - created >= delay:
             return False
         self._early[occupant.uid] = created + delay
         if len(self._early) > _MOST_EARLY:
@@ -339,26 +327,26 @@ class Extender:
         all of its gang if it is of one, or may evict others now.
         """
         ends = self._early.get(occupant.uid)
-        if ends is not None and self._clock is not None and self._clock.now() >= ends:
+        if ends is not None and self.clock is not None and self.clock.now() >= ends:
             return True
-        if self._gangs is not None and (together := self._gangs.has_room(occupant)) is not None:
+        if self.gangs is not None and (together := self.gangs.has_room(occupant)) is not None:
             return together
-        snapshot, views = self._cluster.news(turn)
+        snapshot, views = self.cluster.news(turn)
         if not views or occupant.uid in snapshot.reserved:
             return False
         try:
-            request = judged_request(occupant.pod, self._cluster.unit, self._minimum_cores)
+            request = judged_request(occupant.pod, self.cluster.unit, self.minimum_cores)
         except RequestInvalid:
             return False
-        quota = self._quota.current
+        quota = self.quota.current
         namespace = quota.of(occupant.pod.namespace, request.priority) if quota else None
         views = [view for view in views if not view.constraints.bars(occupant.constraints)]
-        verdicts = judge_nodes(self._judge.ask(occupant, request, snapshot, namespace), views)
+        verdicts = judge_nodes(self.judge.ask(occupant, request, snapshot, namespace), views)
         return any(verdicts.fitting())
 
     def _deadline(self, request: PodRequest) -> Callable[[], bool]:
         """A function that tells whether the present call has taken too long; never for one container."""
-        clock = self._clock
+        clock = self.clock
         if clock is None or len(request.containers) == 1:
             return lambda: False
         ends = clock.monotonic() + JUDGE_SECONDS
@@ -377,7 +365,7 @@ class Extender:
         last = self._last
         if last is not None and last[1] is occupant and last[2] is not None:
             return last[2]
-        request = judged_request(occupant.pod, self._cluster.unit, self._minimum_cores)
+        request = judged_request(occupant.pod, self.cluster.unit, self.minimum_cores)
         if last is not None and last[1] is occupant:
             self._last = last[0], occupant, request
         return request
@@ -385,15 +373,15 @@ class Extender:
     def _ask(self, occupant: PodView) -> tuple[FeasibilityCheck, Snapshot]:
         """Begin to judge the pod. Raises RequestInvalid: the pod is illegal."""
         request = self._request(occupant)
-        if self._clock is not None:
-            self._cluster.expire(self._clock.monotonic())
-        snapshot = self._cluster.snapshot()
+        if self.clock is not None:
+            self.cluster.expire(self.clock.monotonic())
+        snapshot = self.cluster.snapshot()
         return self._question(occupant, request, snapshot), snapshot
 
     def _question(self, occupant: PodView, request: PodRequest, snapshot: Snapshot) -> FeasibilityCheck:
-        quota = self._quota.current
+        quota = self.quota.current
         namespace = quota.of(occupant.pod.namespace, request.priority) if quota else None
-        return self._judge.ask(occupant, request, snapshot, namespace)
+        return self.judge.ask(occupant, request, snapshot, namespace)
 
     def _expect(
         self, question: FeasibilityCheck, occupant: PodView, view: NodeView, fit: Fit | Unfit, *, binds: bool
@@ -401,13 +389,13 @@ class Extender:
         """Count the pod as placed there; only if the watch shows the pod, since a question may contain
         anything.
         """
-        if self._clock is None or isinstance(fit, Unfit) or not self._is_of_its_scheduler(occupant):
+        if self.clock is None or isinstance(fit, Unfit) or not self._is_of_its_scheduler(occupant):
             return
-        if binds or not self._cluster.expected_on(occupant.uid):
-            now, most = self._clock.monotonic(), math.inf if binds else SHORTEST_KEEP_SECONDS
-            self._cluster.expect(occupant, view.name, question.placement(view, fit), now, most)
-            if binds and self._gangs is not None:
-                self._gangs.chosen(occupant, view.name)
+        if binds or not self.cluster.expected_on(occupant.uid):
+            now, most = self.clock.monotonic(), math.inf if binds else SHORTEST_KEEP_SECONDS
+            self.cluster.expect(occupant, view.name, question.placement(view, fit), now, most)
+            if binds and self.gangs is not None:
+                self.gangs.chosen(occupant, view.name)
 
     def _reasons(
         self,
@@ -423,20 +411,20 @@ class Extender:
 
     def _give_up_elsewhere(self, occupant: PodView, fitting: NodeNames) -> None:
         """Give up the place that is kept for the pod, unless it is offered once more."""
-        place = self._cluster.expected_on(occupant.uid)
+        place = self.cluster.expected_on(occupant.uid)
         if place and place not in fitting and self._is_of_its_scheduler(occupant):
-            self._cluster.give_up(occupant.uid)
+            self.cluster.give_up(occupant.uid)
 
     def _is_of_its_scheduler(self, occupant: PodView) -> bool:
         """True if the question is about the pod as the watch shows it, and this process binds it."""
-        known = self._cluster.pod(occupant.uid)
+        known = self.cluster.pod(occupant.uid)
         if known is None or known.pod.containers != occupant.pod.containers:
             return False
-        return self._binder.binds(known.pod)
+        return self.binder.binds(known.pod)
 
     def _view(self, args: ExtenderArgs, snapshot: Snapshot, place: int) -> NodeView | None:
         known = snapshot.nodes.get(args.names[place])
-        return known if known is not None or args.nodes is None else self._cluster.view_of(args.nodes[place])
+        return known if known is not None or args.nodes is None else self.cluster.view_of(args.nodes[place])
 
     def _are_offered(self, occupant: PodView, names: NodeNames, now: Snapshot) -> Verdicts | None:
         """The verdicts by which filter has offered just these nodes for the pod; None if it has not."""
@@ -444,7 +432,7 @@ class Extender:
         if last is None or last.occupant is not occupant or last.snapshot is not now:
             return None
         same = last.names is names or last.names == names
-        return last.verdicts if same and last.quota is self._quota.current else None
+        return last.verdicts if same and last.quota is self.quota.current else None
 
     def _judged(self, args: ExtenderArgs, question: FeasibilityCheck, snapshot: Snapshot) -> Verdicts:
         late = self._deadline(question.request)
@@ -454,25 +442,25 @@ class Extender:
     def _views(self, args: ExtenderArgs, snapshot: Snapshot) -> list[NodeView | None]:
         if args.nodes is not None:
             pairs = zip(args.names, args.nodes, strict=True)
-            return [snapshot.nodes.get(name) or self._cluster.view_of(node) for name, node in pairs]
+            return [snapshot.nodes.get(name) or self.cluster.view_of(node) for name, node in pairs]
         return list(map(snapshot.nodes.get, args.names))
 
     def _unready(self) -> str:
-        if not self._cluster.synced:
+        if not self.cluster.synced:
             return "nodes and pods have not been listed yet, please retry later"
-        return self._quota.missing()
+        return self.quota.missing()
 
     def _refuse(self, args: ExtenderArgs, occupant: PodView, reason: str) -> Reply:
         """Refuse a pod that no node takes, for every node as unresolvable, so that no pod is evicted for
         it.
         """
-        self._refused(occupant.uid, self._cluster.snapshot().turn)
-        return self._never(args, reason)
+        self.refused(occupant.uid, self.cluster.snapshot().turn)
+        return self._never_fits(args, reason)
 
     @staticmethod
-    def _never(args: ExtenderArgs, reason: str) -> Reply:
+    def _never_fits(args: ExtenderArgs, reason: str) -> Reply:
         return Reply(filter_answer(args, NodeNames(), {}, dict.fromkeys(args.names, reason[:LINE_LIMIT])))
 
     def _filter_error(self, error: str) -> Reply:
-        self._count("filtered", "error")
+        self.count("filtered", "error")
         return Reply(filter_error(error))

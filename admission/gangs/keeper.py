@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 import structlog
@@ -61,6 +61,7 @@ class _Refusal:
     fits: bool = False
 
 
+@dataclass(eq=False, repr=False)
 class GangKeeper:
     """Keeps places for gangs. Thread-safe, by the lock of the cluster's state, which ``members`` shares.
 
@@ -69,30 +70,19 @@ class GangKeeper:
     and were not yet. ``recorded`` is called wherever places were sought.
     """
 
-    def __init__(
-        self,
-        members: GangMembers,
-        cluster: ClusterState,
-        judge: FeasibilityJudge,
-        quota: QuotaBook,
-        clock: Clock,
-        binds: Callable[[Pod], bool],
-        *,
-        minimum_cores: int = 1,
-        seconds: float = GANG_SECONDS,
-        unread: Callable[[str], bool] = lambda _api: False,
-        recorded: Callable[[GangDecision], object] = lambda _decision: None,
-    ) -> None:
-        self._recorded = recorded
-        self.members = members
-        self._cluster = cluster
-        self._judge = judge
-        self._quota = quota
-        self._clock = clock
-        self._binds = binds
-        self._cores = minimum_cores
-        self._seconds = seconds
-        self._unread = unread
+    members: GangMembers
+    cluster: ClusterState
+    judge: FeasibilityJudge
+    quota: QuotaBook
+    clock: Clock
+    binds: Callable[[Pod], bool]
+    _: KW_ONLY
+    minimum_cores: int = 1
+    seconds: float = GANG_SECONDS
+    unread: Callable[[str], bool] = lambda _api: False
+    recorded: Callable[[GangDecision], object] = lambda _decision: None
+
+    def __post_init__(self) -> None:
         self._kept: dict[GangKey, _Kept] = {}
         self._refusals: dict[GangKey, _Refusal] = {}  # the last, of gangs that have no places
         self._evictions: dict[GangKey, tuple[float, bool]] = {}  # tried when, and whether all would fit
@@ -112,8 +102,8 @@ class GangKeeper:
         Returns why the pod is refused; empty if it is judged like any other. ``shown`` is the object that the
         scheduler sent. Raises NodeUnready: the watch has not shown it yet, or no PodGroup was read yet.
         """
-        with self._cluster.lock:
-            if self._seconds and self._cluster.pod(pod.uid) is None and mark_of(shown) is not None:
+        with self.cluster.lock:
+            if self.seconds and self.cluster.pod(pod.uid) is None and mark_of(shown) is not None:
                 raise NodeUnready(
                     f"{printable(pod.pod.key)} is of a gang and not known here yet, please retry later"
                 )
@@ -123,7 +113,7 @@ class GangKeeper:
                 return ""
             if (kept := self._kept.get(gang)) is not None:
                 kept.chosen.pop(pod.uid, None)
-            now, there = self._clock.monotonic(), len(self.members.of(gang))
+            now, there = self.clock.monotonic(), len(self.members.of(gang))
             last = self._refusals.get(gang)
             if last is not None and now - last.at < _TRIAL_SECONDS and last.members == there:
                 return last.text  # the others are asked about at once; what is judged for one holds for all
@@ -140,14 +130,14 @@ class GangKeeper:
 
     def chosen(self, pod: PodView, node: str) -> None:
         """Its scheduler has placed the pod there: it is not moved while it waits."""
-        with self._cluster.lock:
+        with self.cluster.lock:
             if gang := self._judged(pod):
                 self._keep(gang).chosen[pod.uid] = node, pod.verdict
 
     def place_of(self, uid: PodUid) -> str:
         """The node where the pod's place is kept with its gang's; empty for any other pod."""
-        with self._cluster.lock:
-            return self._cluster.expected_on(uid) if self.members.gang_of(uid) in self._kept else ""
+        with self.cluster.lock:
+            return self.cluster.expected_on(uid) if self.members.gang_of(uid) in self._kept else ""
 
     def hold(self, uid: PodUid, node: str) -> Obstacle | None:
         """What keeps the member from being bound to that node at this moment; None if nothing does, or if its
@@ -156,8 +146,8 @@ class GangKeeper:
         Until one is bound all missing members must have a place that their own bind would find free now.
         Later its own place alone counts, if what holds it ends by itself.
         """
-        with self._cluster.lock:
-            pod = self._cluster.pod(uid)
+        with self.cluster.lock:
+            pod = self.cluster.pod(uid)
             gang = self._judged(pod) if pod is not None else None
             need = 0 if gang is None else self._need(gang)
             if gang is None or not 0 < need <= MOST_MEMBERS:
@@ -170,7 +160,7 @@ class GangKeeper:
             if len(placed) < need:
                 have = f"{len(placed)} of the {need} members that {named(gang)} lacks have a place"
                 return Obstacle(f"{have}: none is bound until all have")
-            turn, last = self._cluster.glance().turn, self._last_hold
+            turn, last = self.cluster.glance().turn, self._last_hold
             if last is None or last[:2] != (gang, turn):
                 found = (self._closed(one, where) for one, where in {**placed, uid: node}.items())
                 self._last_hold = last = gang, turn, next(filter(None, found), None)
@@ -181,32 +171,32 @@ class GangKeeper:
 
         Tried once a second at most, less often where more than :data:`_TRIALS` gangs wait.
         """
-        with self._cluster.lock:
+        with self.cluster.lock:
             gang = self._judged(pod)
             need = 0 if gang is None else self._need(gang)
             if gang is None or not 0 < need <= MOST_MEMBERS:
                 return None
-            if self._cluster.expected_on(pod.uid):
+            if self.cluster.expected_on(pod.uid):
                 kept = self._kept.get(gang)
                 return kept is not None and pod.uid not in kept.chosen  # kept since another was asked about
-            last, now = self._refusals.get(gang), self._clock.monotonic()
+            last, now = self._refusals.get(gang), self.clock.monotonic()
             if last is None or self._too_few(gang):
                 return False
             pause = max(1.0, len(self._refusals) / _TRIALS)
             if now >= last.tried + pause and last.age != self._age():
                 wanted = self._wanted(gang, pod, need)
-                missing = [Missing(one) for one in wanted if not self._cluster.expected_on(one.uid)]
+                missing = [Missing(one) for one in wanted if not self.cluster.expected_on(one.uid)]
                 last.fits, last.tried = self._take(gang, missing).failed is None, now
                 if last.fits:
-                    self._cluster.withdraw(one.pod.uid for one in missing)
+                    self.cluster.withdraw(one.pod.uid for one in missing)
                 self._left_as_it_was()
                 last.age = self._age()
             return last.fits
 
     def make_way(self, question: FeasibilityCheck) -> bool:
         """End places of a gang of lower priority, where the pod that no node takes fits without them."""
-        with self._cluster.lock:
-            snapshot = self._cluster.snapshot()
+        with self.cluster.lock:
+            snapshot = self.cluster.snapshot()
             for gang in self._lower(question.pod.priority):
                 places = self._placed(gang)
                 here = (snapshot.nodes.get(name) for name in dict.fromkeys(places.values()))
@@ -219,16 +209,16 @@ class GangKeeper:
 
     def begin(self) -> None:
         """Begin to lead. Places kept by the previous leader are not known here."""
-        with self._cluster.lock:
+        with self.cluster.lock:
             self._kept.clear()
             self._in_part = {gang: -1 for gang in self.members.all() if self._bound(gang)}
         self.settle()
 
     def settle(self) -> None:
         """Release the places of gangs that lost one, and of those kept long enough. Called each second."""
-        with self._cluster.lock:
+        with self.cluster.lock:
             self._complete_parts()
-            now = self._clock.monotonic()
+            now = self.clock.monotonic()
             for gang, kept in list(self._kept.items()):
                 placed, need = self._placed(gang), self._need(gang)
                 if not placed:
@@ -238,16 +228,16 @@ class GangKeeper:
                 elif len(placed) < need and not kept.evicting:
                     self._free(gang, f"{need - len(placed)} of its members have lost their place")
                 elif (
-                    need > 0 and now >= kept.since + self._seconds and not placed.keys() <= kept.chosen.keys()
+                    need > 0 and now >= kept.since + self.seconds and not placed.keys() <= kept.chosen.keys()
                 ):
-                    self._free(gang, f"not all members were asked about in {self._seconds:.0f} s")
+                    self._free(gang, f"not all members were asked about in {self.seconds:.0f} s")
             self._refusals = {gang: one for gang, one in self._refusals.items() if self.members.of(gang)}
 
     def state(self, uid: PodUid) -> GangState | None:
         """The gang of a pod; None if it is in none, or if gangs are not judged."""
-        with self._cluster.lock:
+        with self.cluster.lock:
             gang = self.members.gang_of(uid)
-            if gang is None or not self._seconds:
+            if gang is None or not self.seconds:
                 return None
             members, minimum = self.members.of(gang).values(), self.members.minimum(gang)
             return GangState(
@@ -264,18 +254,18 @@ class GangKeeper:
 
     def _judged(self, pod: PodView) -> GangKey | None:
         """The pod's gang, if its members are judged together here."""
-        gang, known = self.members.gang_of(pod.uid), self._cluster.pod(pod.uid)
-        if not self._seconds or gang is None or known is None or not self._binds(known.pod):
+        gang, known = self.members.gang_of(pod.uid), self.cluster.pod(pod.uid)
+        if not self.seconds or gang is None or known is None or not self.binds(known.pod):
             return None
-        return gang if self.members.minimum(gang) is not None or self._unread(gang.api) else None
+        return gang if self.members.minimum(gang) is not None or self.unread(gang.api) else None
 
     def _complete_parts(self, asks: GangKey | None = None, least: float = -math.inf) -> None:
         """Keep places for the missing members of gangs that are bound in part, before ``asks`` or a pod of
         priority ``least`` is judged: it would have the room, and the gang hold its cards in vain.
         """
-        if (began := self._clock.monotonic()) < self._parts_again:
+        if (began := self.clock.monotonic()) < self._parts_again:
             return
-        for gang in [one for one in self._in_part if one != asks and not self._unread(one.api)]:
+        for gang in [one for one in self._in_part if one != asks and not self.unread(one.api)]:
             need, waiting = self._need(gang), self._waiting(gang)
             if not waiting or need <= 0 or not self._bound(gang) or not self._judged(waiting[0]):
                 del self._in_part[gang]
@@ -289,7 +279,7 @@ class GangKeeper:
                     self._in_part[gang] = self._age()
                 else:
                     self._refusals.pop(gang, None)
-        self._parts_again = began + _PARTS_OF_TIME * (self._clock.monotonic() - began)
+        self._parts_again = began + _PARTS_OF_TIME * (self.clock.monotonic() - began)
 
     def _give_back(self, gang: GangKey, refused: str) -> None:
         if not self._free(gang, refused):
@@ -307,7 +297,7 @@ class GangKeeper:
         if len(self._placed(gang).keys() - {pod.uid}) >= need:
             return ""  # past the minimum
         wanted = self._wanted(gang, pod, need)
-        places = {one.uid: self._cluster.expected_on(one.uid) for one in wanted}
+        places = {one.uid: self.cluster.expected_on(one.uid) for one in wanted}
         if names is not None and not (places[pod.uid] in names and self._is_good(pod.uid, places[pod.uid])):
             places[pod.uid] = ""
         missing = [self._missing(gang, one, pod, names) for one in wanted if not places[one.uid]]
@@ -346,11 +336,11 @@ class GangKeeper:
         self, gang: GangKey, pod: PodView, wanted: Sequence[PodView], names: Sequence[str] | None
     ) -> bool:
         """True if all would fit without the pods of lower priority: then each may evict for itself."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         tried, fits = self._evictions.get(gang, (-_EVICTION_SECONDS, False))
         if now - tried < _EVICTION_SECONDS or not self._may_try():
             return fits and now - tried < _EVICTION_SECONDS
-        views, priority = self._cluster.snapshot().nodes.values(), pod.pod.priority
+        views, priority = self.cluster.snapshot().nodes.values(), pod.pod.priority
         lower = [uid for view in views for uid, one in view.bound.items() if one.pod.priority < priority]
         fits = False
         if lower:
@@ -363,16 +353,16 @@ class GangKeeper:
     def _age(self) -> int:
         """The number of the cluster's present state, in which a gang that had no room has none."""
         count, turn = self._states
-        if turn != self._cluster.glance().turn:
-            self._states = count + 1, self._cluster.glance().turn
+        if turn != self.cluster.glance().turn:
+            self._states = count + 1, self.cluster.glance().turn
         return self._states[0]
 
     def _left_as_it_was(self) -> None:
         """Places were taken on trial and given back: the state is the one before."""
-        self._states = self._states[0], self._cluster.glance().turn
+        self._states = self._states[0], self.cluster.glance().turn
 
     def _may_try(self) -> bool:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if now - self._last_trial < _TRIAL_SECONDS:
             return False
         self._last_trial = now
@@ -382,15 +372,17 @@ class GangKeeper:
         self, gang: GangKey, missing: Sequence[Missing], without: Sequence[PodUid] | None = None
     ) -> Seated:
         """Keep places; with ``without`` on a copy of the books, in which these pods have gone."""
-        now, quota, judge = self._cluster.snapshot(), self._quota.current, self._judge
-        books = self._cluster
+        now, quota, judge = self.cluster.snapshot(), self.quota.current, self.judge
+        books = self.cluster
         if without is not None:  # a judge that is shared would mix up the states of nodes
             own = {each.pod.uid for each in missing}.intersection(without)
-            books, judge = self._cluster.copy_without(set(without) - own), FeasibilityJudge()
+            books, judge = self.cluster.copy_without(set(without) - own), FeasibilityJudge()
             books.withdraw(own)
         of = quota.of if quota else (lambda *_: None)
-        found = Seats(books, judge, of, self._cores, self._seconds).take(missing, self._clock.monotonic())
-        self._recorded(GangDecision(gang.name, now.turn, now.claimed, without, found))
+        found = Seats(books, judge, of, self.minimum_cores, self.seconds).take(
+            missing, self.clock.monotonic()
+        )
+        self.recorded(GangDecision(gang.name, now.turn, now.claimed, without, found))
         return found
 
     def _missing(
@@ -413,17 +405,17 @@ class GangKeeper:
 
     def _waiting(self, gang: GangKey) -> list[PodView]:
         """The members that look for a node and ask for cards."""
-        known = [one for uid in self.members.of(gang) if (one := self._cluster.pod(uid)) is not None]
-        return [one for one in known if one.waits and not self._cluster.reserved_on(one.uid)]
+        known = [one for uid in self.members.of(gang) if (one := self.cluster.pod(uid)) is not None]
+        return [one for one in known if one.waits and not self.cluster.reserved_on(one.uid)]
 
     def _placed(self, gang: GangKey) -> dict[PodUid, str]:
         """The members whose place is kept, and the node of each."""
-        found = {uid: self._cluster.expected_on(uid) for uid in self.members.of(gang)}
+        found = {uid: self.cluster.expected_on(uid) for uid in self.members.of(gang)}
         return {uid: node for uid, node in found.items() if node}
 
     def _stands(self, uid: PodUid, node: str) -> bool:
         """True if the cards of a kept place are still there and open."""
-        view = self._cluster.snapshot().nodes.get(node)
+        view = self.cluster.snapshot().nodes.get(node)
         if view is None:
             return False
         open_ = {state.card.uuid for state in view.node.cards if state.open}
@@ -432,24 +424,24 @@ class GangKeeper:
 
     def _is_good(self, uid: PodUid, node: str) -> bool:
         """True if nobody else has come to hold the cards of a kept place, which are there and open."""
-        view = self._cluster.glance().nodes.get(node)
+        view = self.cluster.glance().nodes.get(node)
         return view is not None and self._stands(uid, node) and is_free(view, uid)
 
     def _closed(self, uid: PodUid, node: str) -> Obstacle | None:
         """Why the member's bind to that node would be refused now, or move it to other cards; None if it
         would be bound where its place is kept.
         """
-        pod, snapshot = self._cluster.pod(uid), self._cluster.glance()
+        pod, snapshot = self.cluster.pod(uid), self.cluster.glance()
         view = snapshot.nodes.get(node)
         if pod is None or view is None:
             return Obstacle(f"a pod or the node {printable(node)} is gone")
         try:
-            request = judged_request(pod.pod, self._cluster.unit, self._cores)
+            request = judged_request(pod.pod, self.cluster.unit, self.minimum_cores)
         except RequestInvalid:
             return None  # its bind says so
-        quota = self._quota.current
+        quota = self.quota.current
         mine = quota.of(pod.pod.namespace, request.priority) if quota else None
-        question = self._judge.ask(pod, request, snapshot, mine, chosen=True)
+        question = self.judge.ask(pod, request, snapshot, mine, chosen=True)
         if not isinstance(question.on(view), Unfit) and is_free(view, uid):
             return None
         gone = view.gone - view.held_claims.keys()
@@ -462,13 +454,13 @@ class GangKeeper:
     def _bound(self, gang: GangKey) -> int:
         """How many members are bound, or are being bound, or have succeeded while others live."""
         members = self.members.of(gang).items()
-        bound = sum(one.bound or bool(self._cluster.reserved_on(uid)) for uid, one in members)
+        bound = sum(one.bound or bool(self.cluster.reserved_on(uid)) for uid, one in members)
         return bound + self.members.done(gang)
 
     def _need(self, gang: GangKey) -> int:
         """How many members with cards lack a node. Those without cards are taken to find theirs."""
         members = self.members.of(gang).items()
-        plain = sum(not (one.bound or one.ended) and self._cluster.pod(uid) is None for uid, one in members)
+        plain = sum(not (one.bound or one.ended) and self.cluster.pod(uid) is None for uid, one in members)
         return (self.members.minimum(gang) or 0) - self._bound(gang) - plain
 
     def _lower(self, priority: int) -> list[GangKey]:
@@ -483,7 +475,7 @@ class GangKeeper:
         return sorted(found, key=found.__getitem__)
 
     def _keep(self, gang: GangKey) -> _Kept:
-        return self._kept.setdefault(gang, _Kept(self._clock.monotonic()))
+        return self._kept.setdefault(gang, _Kept(self.clock.monotonic()))
 
     def _free(self, gang: GangKey, reason: str) -> bool:
         """End all places of the gang; False if it has none. Members that are bound stay, and are named."""
@@ -494,5 +486,5 @@ class GangKeeper:
             where = f"{gang.namespace}/{gang.name}"
             log.info("gang_released", gang=where, reason=reason, places=len(placed), bound=bound)
         for uid in placed:
-            self._cluster.give_up(uid)
+            self.cluster.give_up(uid)
         return bool(placed)

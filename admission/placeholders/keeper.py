@@ -169,31 +169,25 @@ class _Placeholder:
     constraints: PodConstraints
 
 
+@dataclass(eq=False, repr=False)
 class Placeholders:
     """The placeholder pods of one namespace. Thread-safe; :meth:`round` is for one thread."""
 
-    def __init__(
-        self,
-        namespace: str,
-        api: PlaceholderApi,
-        cluster: ClusterState,
-        policy: LeastFragmentation,
-        quota: QuotaBook,
-        minimum_cores: int,
-    ) -> None:
-        self._namespace = namespace
-        self._api = api
-        self._cluster = cluster
-        self._policy = policy
-        self._quota = quota
-        self._minimum_cores = minimum_cores
+    namespace: str
+    api: PlaceholderApi
+    cluster: ClusterState
+    policy: LeastFragmentation
+    quota: QuotaBook
+    minimum_cores: int
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._there: dict[str, _Placeholder] = {}  # by UID
 
     def owns(self, obj: Obj) -> bool:
         """True if the object is a placeholder; one that got onto a node counts like any pod."""
         meta = mapping(obj.get("metadata"))
-        ours = meta.get("namespace") == self._namespace and PLACEHOLDER in mapping(meta.get("labels"))
+        ours = meta.get("namespace") == self.namespace and PLACEHOLDER in mapping(meta.get("labels"))
         return ours and not mapping(obj.get("spec")).get("nodeName")
 
     def see(self, obj: Obj, *, gone: bool) -> None:
@@ -237,7 +231,7 @@ class Placeholders:
                 self._settle(constraints, cards, sizes.count(cards), near, left)
         for one in left.values():
             log.info("placeholder_deleted", name=one.name)
-            self._api.delete(one.name, one.uid)
+            self.api.delete(one.name, one.uid)
 
     def _settle(
         self,
@@ -259,13 +253,13 @@ class Placeholders:
         for _, name in zip(range(count), free, strict=False):
             hosts = sorted(node.constraints.labels.get(_HOSTNAME, node.name) for node in near)
             log.info("placeholder_made", name=name, cards=cards, keeps_off=len(hosts))
-            self._api.create(self._body(name, kind, constraints, cards, hosts))
+            self.api.create(self._body(name, kind, constraints, cards, hosts))
 
     def _body(self, name: str, kind: str, constraints: PodConstraints, cards: int, hosts: list[str]) -> Obj:
         return {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "namespace": self._namespace, "labels": {PLACEHOLDER: kind}},
+            "metadata": {"name": name, "namespace": self.namespace, "labels": {PLACEHOLDER: kind}},
             "spec": {
                 **_constraints(constraints, hosts),
                 "automountServiceAccountToken": False,
@@ -291,29 +285,29 @@ class Placeholders:
 
     def unplaced(self) -> tuple[list[SimNode], list[SimPod]]:
         """The nodes, with each pod that fits somewhere placed there, and the pods that fit nowhere."""
-        reserved = self._cluster.snapshot().reserved
+        reserved = self.cluster.snapshot().reserved
         waiting = sorted(
             (
                 one
-                for one in self._cluster.waiting()
+                for one in self.cluster.waiting()
                 if one.unschedulable and not (one.gates or one.nominated or one.uid in reserved)
             ),
             key=lambda one: (-one.pod.priority, one.pod.began, one.uid),
         )[:_MOST_PODS]
         if not waiting:
             return [], []
-        trial = ExtenderSimulation(self._policy, None, self._minimum_cores)
-        found = list(self._without_room(waiting, trial, self._cluster.snapshot()))
+        trial = ExtenderSimulation(self.policy, None, self.minimum_cores)
+        found = list(self._without_room(waiting, trial, self.cluster.snapshot()))
         return [_sim_node(view) for view in trial.snapshot.nodes.values() if not view.problem], found
 
     def _without_room(
         self, waiting: Collection[PodView], trial: ExtenderSimulation, snapshot: Snapshot
     ) -> Iterator[SimPod]:
-        judge, quota, able = FeasibilityJudge(), self._quota.current, dict[PodConstraints, list[NodeView]]()
+        judge, quota, able = FeasibilityJudge(), self.quota.current, dict[PodConstraints, list[NodeView]]()
         spent: dict[tuple[str, str], Amount] = {}  # by namespace and model, of the pods so far
         for one in waiting:
             try:
-                request = judged_request(one.pod, snapshot.unit, self._minimum_cores)
+                request = judged_request(one.pod, snapshot.unit, self.minimum_cores)
             except RequestInvalid:
                 continue
             if (views := able.get(one.constraints)) is None:

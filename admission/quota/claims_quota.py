@@ -220,46 +220,39 @@ class NoClaim:
     again: bool = False
 
 
+@dataclass(eq=False, repr=False)
 class ClaimCreations:
     """Judges creations. Thread-safe. ``leads``: True while only this replica answers, and knows all
     admissions. ``keep`` records the counted claims; False if it could not.
     """
 
-    def __init__(
-        self,
-        cluster: ClusterState,
-        quota: QuotaBook,
-        clock: Clock,
-        leads: Callable[[], bool],
-        keep: Callable[[], bool],
-    ) -> None:
-        self._cluster = cluster
-        self._quota = quota
-        self._clock = clock
-        self._leads = leads
-        self._keep = keep
+    cluster: ClusterState
+    quota: QuotaBook
+    clock: Clock
+    leads: Callable[[], bool]
+    keep: Callable[[], bool]
 
     def refuse(self, obj: Mapping[str, Any], namespace: str, *, dry_run: bool) -> NoClaim | None:
         """Why the ResourceClaim cannot be created; None if it can, and then it counts from now on.
 
         A dry run counts nothing.
         """
-        quota = self._quota.current
+        quota = self.quota.current
         if quota is None:
-            return NoClaim(self._quota.missing(), again=True)
+            return NoClaim(self.quota.missing(), again=True)
         claim = read_claim(obj)
         if claim is None:
             return None
-        if not (self._cluster.synced and self._cluster.knows_claims):
+        if not (self.cluster.synced and self.cluster.knows_claims):
             is_judged = quota.of(namespace) is not None or says_protected(claim)
             is_judged = is_judged or quota.largest_of(namespace) != ANY_SIZE
             return NoClaim(_NOT_KNOWN, again=True) if is_judged else None
-        with self._cluster.lock:
-            demanded = self._cluster.claims.demand_of(claim.spec)
+        with self.cluster.lock:
+            demanded = self.cluster.claims.demand_of(claim.spec)
             if claim.spec is None or not demanded:
                 return None  # nothing of ours
             try:
-                self._cluster.claims.check_parameters(claim.spec)
+                self.cluster.claims.check_parameters(claim.spec)
             except RequestInvalid as error:
                 return NoClaim(str(error))
             sized = (("a request", _of_one_container(one.amount)) for one in demanded)
@@ -268,8 +261,8 @@ class ClaimCreations:
             limits = limits_of_claims(quota, namespace, demanded)
             if limits is None:
                 return None
-            snapshot = self._cluster.snapshot()
-            if not self._leads():
+            snapshot = self.cluster.snapshot()
+            if not self.leads():
                 if _asks_more_than_is_granted(limits, demanded):  # then no leader would let it pass either
                     return NoClaim(quota_reasons(limits, snapshot, namespace, demanded))
                 return NoClaim(_NOT_LEADER, again=True)
@@ -277,13 +270,13 @@ class ClaimCreations:
                 return NoClaim(reasons)
             if dry_run:
                 return None
-            until = self._clock.monotonic() + KEPT_SECONDS
-            self._cluster.change_claims(lambda claims: claims.admit(claim, until))
+            until = self.clock.monotonic() + KEPT_SECONDS
+            self.cluster.change_claims(lambda claims: claims.admit(claim, until))
         return self._recorded(claim, namespace)
 
     def _recorded(self, claim: KnownClaim, namespace: str) -> NoClaim | None:
-        if not self._keep():
-            self._cluster.change_claims(lambda claims: claims.withdraw(claim.uid))
+        if not self.keep():
+            self.cluster.change_claims(lambda claims: claims.withdraw(claim.uid))
             return NoClaim(_NOT_RECORDED, again=True)
         log.info("claim_admitted", claim=f"{printable(namespace)}/{printable(claim.name)}", uid=claim.uid)
         return None

@@ -9,7 +9,7 @@ counts that time on its own monotonic clock from its own read of the configurati
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
@@ -67,34 +67,29 @@ class _Kept:
         return (self.newest, old) if old is not None and old.pair.not_after > now else (self.newest,)
 
 
+@dataclass(eq=False, repr=False)
 class SelfSigned:
-    """Renews the serving certificate automatically."""
+    """Renews the serving certificate automatically.
 
-    def __init__(
-        self,
-        vault: Vault,
-        switch: Switch,
-        clock: Clock,
-        *,
-        names: Sequence[str],
-        life_days: int = 90,
-        settle_seconds: float = 60.0,
-        noted: Callable[[bool], None] = lambda _taken: None,
-    ) -> None:
-        """``names`` are the DNS names under which API servers call (``<service>.<namespace>.svc`` first).
+    ``names`` are the DNS names under which API servers call (``<service>.<namespace>.svc`` first).
 
-        ``noted`` is told of each certificate that is taken.
-        """
-        self._vault = vault
-        self._switch = switch
-        self._clock = clock
+    ``noted`` is told of each certificate that is taken.
+    """
+
+    vault: Vault
+    switch: Switch
+    clock: Clock
+    _: KW_ONLY
+    names: InitVar[Sequence[str]]
+    life_days: int = 90
+    settle_seconds: float = 60.0
+    noted: Callable[[bool], None] = lambda _taken: None
+
+    def __post_init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
-        self._life_days = life_days
-        self._settle_seconds = settle_seconds
         self._authority_name = f"{names[0]} webhook authority"[:64]
         self._trusted_since: tuple[bytes, float] | None = None  # newest authority, monotonic seconds
         self._served: Issued | None = None
-        self._noted = noted
 
     def check(self) -> None:
         """Renew if due, publish the authority to API servers, and serve a pair that they trust.
@@ -103,26 +98,25 @@ class SelfSigned:
             NodeUnready: the API server does not answer, or another replica was first each time.
         """
         kept = self._kept()
-        if self._switch.pair is None:
+        if self.switch.pair is None:
             self._serve(kept, settled=False)  # whatever follows may fail; an old pair is better than none
         self._announce(kept)
         since = self._trusted_since
         self._serve(
-            kept,
-            settled=since is not None and self._clock.monotonic() - since[1] >= self._settle_seconds,
+            kept, settled=since is not None and self.clock.monotonic() - since[1] >= self.settle_seconds
         )
 
     def _kept(self) -> _Kept:
         for _ in range(_TRIES):
-            found = self._vault.load()
-            now = self._clock.now()
+            found = self.vault.load()
+            now = self.clock.now()
             kept = _decode(found[0]) if found else None
             if kept is not None and not self._is_due(kept.newest, now):
                 return kept
-            made = issue(self._names, now, self._life_days, self._authority_name)
+            made = issue(self._names, now, self.life_days, self._authority_name)
             old = kept.newest if kept is not None else self._served  # someone may have deleted the Secret
             renewed = _Kept(made, old if old is not None and old.pair.not_after > now else None)
-            if self._vault.save(_encode(renewed), found[1] if found else None):
+            if self.vault.save(_encode(renewed), found[1] if found else None):
                 log.info("certificate_issued", names=self._names, until=made.pair.not_after)
                 return renewed
         raise NodeUnready(
@@ -139,35 +133,35 @@ class SelfSigned:
 
     def _announce(self, kept: _Kept) -> None:
         """Make every webhook trust every pair that may be served; remember since when it is so."""
-        now = self._clock.now()
+        now = self.clock.now()
         ours = [issued.authority for issued in kept.serviceable(now)]
         in_place, newest = True, kept.newest.authority
-        for name, version, bundles in self._vault.anchors():
+        for name, version, bundles in self.vault.anchors():
             wanted = {
                 hook: merge(bundle, ours, now, self._authority_name) for hook, bundle in bundles.items()
             }
             if wanted == dict(bundles):
                 continue
             missing = any(newest not in bundle for bundle in bundles.values())
-            written = self._vault.anchor(name, version, wanted)
+            written = self.vault.anchor(name, version, wanted)
             if missing:
                 self._trusted_since = None
                 in_place = in_place and written
         if not in_place:
             return
         if self._trusted_since is None or self._trusted_since[0] != newest:
-            self._trusted_since = newest, self._clock.monotonic()
+            self._trusted_since = newest, self.clock.monotonic()
 
     def _serve(self, kept: _Kept, *, settled: bool) -> None:
-        choices = kept.serviceable(self._clock.now())
-        served = self._switch.pair
+        choices = kept.serviceable(self.clock.now())
+        served = self.switch.pair
         if served == kept.newest.pair:
             return  # never back
         wanted = kept.newest if settled else choices[-1]
         if served != wanted.pair:
-            self._switch.take(wanted.pair)
+            self.switch.take(wanted.pair)
             self._served = wanted
-            self._noted(True)  # noqa: FBT003  # its one argument
+            self.noted(True)  # noqa: FBT003  # its one argument
             log.info("certificate_loaded", newest=wanted is kept.newest, until=wanted.pair.not_after)
 
 

@@ -12,6 +12,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
@@ -119,37 +120,30 @@ class _Workers:
         return await loop.run_in_executor(None, handle, body)
 
 
+@dataclass(eq=False, repr=False)
 class _Verb:
     """One of the scheduler's questions, as an ASGI application behind the gate, which has read the body."""
 
-    def __init__(
-        self,
-        route: Route,
-        endpoint: ExtenderEndpoint,
-        peers: Peers,
-        metrics: ClusterMetrics,
-        workers: _Workers,
-    ) -> None:
-        self._route = route
-        self._endpoint = endpoint
-        self._peers = peers
-        self._metrics = metrics
-        self._workers = workers
+    route: Route
+    endpoint: ExtenderEndpoint
+    peers: Peers
+    metrics: ClusterMetrics
+    workers: _Workers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One call."""
-        route, who = self._route, scope.get("client")
+        route, who = self.route, scope.get("client")
         client = (who[0], who[1]) if who else None
-        binds = _may_write(client, self._endpoint, self._peers)
+        binds = _may_write(client, self.endpoint, self.peers)
         if route.guarded and not binds:
-            self._metrics.asked(route.verb, int(HTTPStatus.FORBIDDEN), 0.0)
+            self.metrics.asked(route.verb, int(HTTPStatus.FORBIDDEN), 0.0)
             refusal = JSONResponse({"error": _FORBIDDEN}, status_code=int(HTTPStatus.FORBIDDEN))
             await refusal(scope, receive, send)
             return
         body = (await receive()).get("body", b"")
         begun = time.perf_counter()
-        reply = await self._workers.run(route.handler(binds=binds), body)
-        answer = _answer(route, self._metrics, begun, reply)
+        reply = await self.workers.run(route.handler(binds=binds), body)
+        answer = _answer(route, self.metrics, begun, reply)
         headers = [(b"content-type", answer.kind), (b"content-length", b"%d" % len(answer.body))]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})

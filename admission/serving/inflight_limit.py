@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ class _Refused(Exception):  # noqa: N818  # it is an answer, not a fault
         self.status = status
 
 
+@dataclass(eq=False, repr=False)
 class InflightLimit:
     """Forwards requests to ``app`` within ``bounds``.
 
@@ -40,17 +42,12 @@ class InflightLimit:
     are closed after their answer, so that callers go to another replica.
     """
 
-    def __init__(
-        self,
-        app: App,
-        bounds: InflightBounds,
-        answered: Callable[[str, int], None],
-        draining: Callable[[], bool],
-    ) -> None:
-        self._app = app
-        self._bounds = bounds
-        self._answered = answered
-        self._draining = draining
+    app: App
+    bounds: InflightBounds
+    answered: Callable[[str, int], None]
+    draining: Callable[[], bool]
+
+    def __post_init__(self) -> None:
         self._buffered = 0
         self._inside = 0
         self._at_work: asyncio.Semaphore | None = None
@@ -58,11 +55,11 @@ class InflightLimit:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """One request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         send = self._noted(scope, send)
         if scope["method"] in ("GET", "HEAD"):
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         held = [0]
         try:
@@ -70,7 +67,7 @@ class InflightLimit:
                 body = await self._body(scope, receive, held)
                 at_work = await self._enter()
                 try:
-                    await self._app(scope, _replay(body, receive), send)
+                    await self.app(scope, _replay(body, receive), send)
                 finally:
                     at_work.release()
         except _Refused as refused:
@@ -83,8 +80,8 @@ class InflightLimit:
     def _noted(self, scope: MutableMapping[str, Any], send: Send) -> Send:
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._answered(str(scope["path"]), int(message["status"]))
-                if self._draining():
+                self.answered(str(scope["path"]), int(message["status"]))
+                if self.draining():
                     message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
             await send(message)
 
@@ -92,7 +89,7 @@ class InflightLimit:
 
     @contextlib.contextmanager
     def _a_place(self) -> Any:
-        if self._inside >= self._bounds.at_work + self._bounds.waiting:
+        if self._inside >= self.bounds.at_work + self.bounds.waiting:
             raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests at once: try again")
         self._inside += 1
         try:
@@ -103,12 +100,12 @@ class InflightLimit:
     async def _enter(self) -> asyncio.Semaphore:
         """A place at work, to be released."""
         if self._at_work is None:  # made here, in the loop that uses it
-            self._at_work = asyncio.Semaphore(self._bounds.at_work)
+            self._at_work = asyncio.Semaphore(self.bounds.at_work)
         if not self._at_work.locked():
             await self._at_work.acquire()  # does not wait
             return self._at_work
         try:
-            async with asyncio.timeout(self._bounds.seconds):
+            async with asyncio.timeout(self.bounds.seconds):
                 await self._at_work.acquire()
         except TimeoutError:
             raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too much work waits: try again") from None
@@ -118,10 +115,10 @@ class InflightLimit:
         if WHOLE_BODY in scope.get("extensions", ()):
             return await self._read(scope, receive, held)
         try:
-            async with asyncio.timeout(self._bounds.seconds):
+            async with asyncio.timeout(self.bounds.seconds):
                 return await self._read(scope, receive, held)
         except TimeoutError:
-            seconds = self._bounds.seconds
+            seconds = self.bounds.seconds
             raise _Refused(
                 HTTPStatus.REQUEST_TIMEOUT, f"the body was not sent within {seconds:g} seconds"
             ) from None
@@ -135,10 +132,10 @@ class InflightLimit:
                 raise ConnectionError
             piece = message.get("body", b"")
             total += len(piece)
-            too_large = too_large or total > self._bounds.body
+            too_large = too_large or total > self.bounds.body
             if not too_large:
                 self._hold(piece, pieces, held)
-            if total > _MOST_SWALLOWED * self._bounds.body or not message.get("more_body"):
+            if total > _MOST_SWALLOWED * self.bounds.body or not message.get("more_body"):
                 break
         if too_large:
             # Only now: whoever is still sending would see a broken connection and not the reason.
@@ -147,7 +144,7 @@ class InflightLimit:
 
     def _is_announced_too_large(self, scope: MutableMapping[str, Any]) -> bool:
         said = dict(scope["headers"]).get(b"content-length", b"0")
-        return bool(said.isdigit()) and int(said[:20]) > self._bounds.body
+        return bool(said.isdigit()) and int(said[:20]) > self.bounds.body
 
     def _hold(self, piece: bytes, pieces: list[bytes], held: list[int]) -> None:
         pieces.append(piece)
@@ -158,7 +155,7 @@ class InflightLimit:
 
     def _too_large(self) -> _Refused:
         return _Refused(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {self._bounds.body} bytes"
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {self.bounds.body} bytes"
         )
 
 

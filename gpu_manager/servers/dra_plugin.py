@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import InitVar, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,11 +21,7 @@ import grpc
 import structlog
 
 from gpu_manager.domain.card import CardState
-from gpu_manager.domain.contract import (
-    DRA_DRIVER,
-    DRA_REGISTRY_SOCKET,
-    DRA_SOCKET,
-)
+from gpu_manager.domain.contract import DRA_DRIVER, DRA_REGISTRY_SOCKET, DRA_SOCKET
 from gpu_manager.domain.dra.device import device_names
 from gpu_manager.domain.errors import NodeUnready, VcudaError
 from gpu_manager.pb.dra.v1 import api_pb2, api_pb2_grpc
@@ -54,10 +51,7 @@ class PluginCalls(api_pb2_grpc.DRAPluginServicer):
     """NodePrepareResources and NodeUnprepareResources: each claim is judged by itself."""
 
     def __init__(
-        self,
-        preparer: ClaimPreparer,
-        metrics: ServiceMetrics,
-        changed: Callable[[], object] = lambda: None,
+        self, preparer: ClaimPreparer, metrics: ServiceMetrics, changed: Callable[[], object] = lambda: None
     ) -> None:
         self._preparer = preparer
         self._metrics = metrics
@@ -203,31 +197,28 @@ class _Registration(registration_grpc.RegistrationServicer):
         return registration_pb2.RegistrationStatusResponse()
 
 
+@dataclass(eq=False, repr=False)
 class DraPlugin:
-    """The driver, from start to stop. ``registered`` is set while the kubelet has taken it."""
+    """The driver, from start to stop. ``registered`` is set while the kubelet has taken it.
 
-    def __init__(
-        self,
-        kubelet: Path,
-        state: NodeState,
-        preparer: ClaimPreparer,
-        metrics: ServiceMetrics,
-        stop: threading.Event,
-        changed: Callable[[], object] = lambda: None,
-    ) -> None:
-        """``kubelet`` is the kubelet's directory; ``changed`` is called when the books may have changed."""
+    ``kubelet`` is the kubelet's directory; ``changed`` is called when the books may have changed.
+    """
+
+    kubelet: InitVar[Path]
+    state: NodeState
+    preparer: ClaimPreparer
+    metrics: ServiceMetrics
+    stop: threading.Event
+    changed: Callable[[], object] = lambda: None
+
+    def __post_init__(self, kubelet: Path) -> None:
         self._found_by = (kubelet / DRA_REGISTRY_SOCKET).absolute()
         self._endpoint = (kubelet / DRA_SOCKET).absolute()
-        self._state = state
-        self._preparer = preparer
-        self._metrics = metrics
-        self._stop = stop
-        self._changed = changed
         self._health: tuple[_Health, ...] = ()
         self.trouble = ""
         """Why the kubelet cannot find the driver; empty if nothing is wrong here."""
         self.registered = threading.Event()
-        self._registration = _Registration(self._endpoint, self.registered, metrics)
+        self._registration = _Registration(self._endpoint, self.registered, self.metrics)
 
     def registrations(self) -> int:
         """Return how often the kubelet has taken the driver; 0 while it has not."""
@@ -240,14 +231,14 @@ class DraPlugin:
 
     def run(self) -> None:
         """Serve until stopped."""
-        while not self._stop.is_set():
+        while not self.stop.is_set():
             try:
                 self.run_once()
             except NodeUnready as error:
                 log.error("registration_failed", reason=str(error))
                 self.trouble = str(error)
-                self._metrics.registration_failures.inc()
-                self._stop.wait(_AGAIN_SECONDS)
+                self.metrics.registration_failures.inc()
+                self.stop.wait(_AGAIN_SECONDS)
             finally:
                 self.registered.clear()
 
@@ -264,7 +255,7 @@ class DraPlugin:
                 self._serve(self._found_by, self._add_registration, undo),
             )
             self.trouble = ""
-            while not self._stop.wait(_LOOK_SECONDS):
+            while not self.stop.wait(_LOOK_SECONDS):
                 if any(_inode(path) != made for path, made in sockets):
                     log.warning("own_socket_gone", driver=DRA_DRIVER)
                     return
@@ -273,10 +264,10 @@ class DraPlugin:
         registration_grpc.add_RegistrationServicer_to_server(self._registration, server)
 
     def _add_calls(self, server: grpc.Server, undo: ExitStack) -> None:
-        self._health = (_Health(health_pb2, self._state), _Health(health_alpha_pb2, self._state))
+        self._health = (_Health(health_pb2, self.state), _Health(health_alpha_pb2, self.state))
         newest, alpha = self._health
         api_pb2_grpc.add_DRAPluginServicer_to_server(
-            PluginCalls(self._preparer, self._metrics, self._changed), server
+            PluginCalls(self.preparer, self.metrics, self.changed), server
         )
         health_grpc.add_DRAResourceHealthServicer_to_server(newest, server)
         health_alpha_grpc.add_DRAResourceHealthServicer_to_server(alpha, server)

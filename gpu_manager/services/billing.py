@@ -121,27 +121,23 @@ NEWS_SECONDS, SAVE_SECONDS = (
 _CALM_SECONDS = 0.2  # changes come in bursts, and Allocate goes first; begin and end are late alike
 
 
+@dataclass(eq=False, repr=False)
 class BillMeter:
-    """One thread samples; ``told``, the exported sums, may be read from any thread."""
+    """One thread samples; ``told``, the exported sums, may be read from any thread.
 
-    def __init__(
-        self,
-        state: NodeState,
-        usage: UsageSampler,
-        store: Store,
-        clock: Clock,
-        metrics: ServiceMetrics,
-        boot: str,
-    ) -> None:
-        """``boot`` identifies this boot of the node: time in which it was off is not billed."""
-        self._state = state
-        self._usage = usage
-        self._store = store
-        self._clock = clock
-        self._metrics = metrics
-        self._boot = boot
+    ``boot`` identifies this boot of the node: time in which it was off is not billed.
+    """
+
+    state: NodeState
+    usage: UsageSampler
+    store: Store
+    clock: Clock
+    metrics: ServiceMetrics
+    boot: str
+
+    def __post_init__(self) -> None:
         self._bills = Bills()
-        self._at = self._saved = clock.monotonic()
+        self._at = self._saved = self.clock.monotonic()
         self._held: dict[PodUid, Holding] = {}
         self._peaks: dict[PodUid, tuple[tuple[Allocation, ...], Amount]] = {}
         self._sources: tuple[StateView, tuple[ShareUse, ...], frozenset[Key]] | None = None
@@ -156,16 +152,16 @@ class BillMeter:
         unknown time: half of the time is billed.
         """
         try:
-            stored = self._store.load()
+            stored = self.store.load()
             if stored is None:
                 return
             self._bills, boot, at = decode_bills(stored)
         except (NodeUnready, ValueError) as error:
             log.error("bills_lost", reason=str(error))
-            self._metrics.scrape_errors.labels("bills").inc()
+            self.metrics.scrape_errors.labels("bills").inc()
             return
         self.told = self._bills.copy()
-        if boot == self._boot:
+        if boot == self.boot:
             self._at = min(at, self._at)
         known = {uid for uid, pod in self._bills.pods.items() if pod.ended is not None}
         there = self._holdings()
@@ -175,23 +171,23 @@ class BillMeter:
             if uid not in known
         }
         self._held = {uid: one for uid, one in granted.items() if uid in there}
-        away = self._clock.monotonic() - self._at
+        away = self.clock.monotonic() - self._at
         ended = {uid: one for uid, one in granted.items() if uid not in there}
-        self._bills.add(ended, away / 2, self._clock.now())
+        self._bills.add(ended, away / 2, self.clock.now())
 
     def run(self, stop: threading.Event) -> None:
         """Sample once a second and soon after each change of books or pods; save when stopped."""
         while not stop.is_set():
-            if self._state.touched.wait(LOOK_SECONDS):
+            if self.state.touched.wait(LOOK_SECONDS):
                 stop.wait(_CALM_SECONDS)
-                self._state.touched.clear()
+                self.state.touched.clear()
             self.look()
-        self._add(self._clock.monotonic(), self._clock.now())
+        self._add(self.clock.monotonic(), self.clock.now())
         self._save()
 
     def look(self) -> None:
         """Look at what is held now; sums are made where that has changed, and before they are saved."""
-        at, now = self._clock.monotonic(), self._clock.now()
+        at, now = self.clock.monotonic(), self.clock.now()
         before, held = self._held, self._current()
         if held is not before:
             self._add(at, now)
@@ -210,20 +206,20 @@ class BillMeter:
             self._at = at
 
     def _save(self) -> None:
-        self._saved = self._clock.monotonic()
+        self._saved = self.clock.monotonic()
         try:
-            self._store.save(encode_bills(self._bills, self._boot, self._at))
+            self.store.save(encode_bills(self._bills, self.boot, self._at))
         except NodeUnready as error:
             log.error("bills_not_saved", reason=str(error))
-            self._metrics.scrape_errors.labels("bills").inc()
+            self.metrics.scrape_errors.labels("bills").inc()
             return
         self._news = False
         self.told = self._bills.copy()
 
     def _current(self) -> dict[PodUid, Holding]:
         """The holdings now: the same mapping for as long as books and figures are."""
-        view, shares = self._state.view, self._usage.last.shares
-        ended = self._usage.ended.among(view.grants)
+        view, shares = self.state.view, self.usage.last.shares
+        ended = self.usage.ended.among(view.grants)
         before = self._sources
         if before is not None and before[0] is view and before[1] is shares and before[2] == ended:
             return self._held
@@ -233,9 +229,9 @@ class BillMeter:
 
     def _holdings(self, ended: frozenset[Key] | None = None) -> dict[PodUid, Holding]:
         """The holdings of all named pods that have not ended; ``ended`` overrides which containers have."""
-        view, sample = self._state.view, self._usage.last
+        view, sample = self.state.view, self.usage.last
         if ended is None:
-            ended = self._usage.ended.among(view.grants)
+            ended = self.usage.ended.among(view.grants)
         pods: dict[PodUid, list[Key]] = {}
         for key, grant in view.grants.items():
             if grant.allocation.pod_name and not grant.allocation.is_admin:

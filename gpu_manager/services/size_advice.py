@@ -45,30 +45,24 @@ class _Seen:
     in_flight: float = 0.0
 
 
+@dataclass(eq=False, repr=False)
 class SizeAdviser:
     """One thread adds samples; ``told`` may be read from any thread."""
 
-    def __init__(
-        self,
-        pods: Pods,
-        store: Store,
-        clock: Clock,
-        metrics: ServiceMetrics,
-        policy: AdvicePolicy,
-        half_life: float,
-    ) -> None:
-        self._pods = pods
-        self._store = store
-        self._clock = clock
-        self._metrics = metrics
-        self._policy = policy
-        self._half_life = half_life
+    pods: Pods
+    store: Store
+    clock: Clock
+    metrics: ServiceMetrics
+    policy: AdvicePolicy
+    half_life: float
+
+    def __post_init__(self) -> None:
         self._demands: dict[Workload, Demand] = {}
         self._started: dict[Workload, set[str]] = {}  # runtime ids of containers whose start is counted
         self._last: dict[Workload, float] = {}  # seconds since 1970 at which one of its containers was seen
         self._seen: dict[Key, _Seen] = {}
         self._local: Mapping[PodUid, Pod] = {}
-        self._walked = self._saved = clock.monotonic()
+        self._walked = self._saved = self.clock.monotonic()
         self._shares: tuple[ShareUse, ...] | None = None
         self._grants: Mapping[Key, Grant] | None = None
         self.told: tuple[Sized, ...] = ()
@@ -76,17 +70,17 @@ class SizeAdviser:
     def restore(self) -> None:
         """Continue from the disk."""
         try:
-            stored = self._store.load()
+            stored = self.store.load()
             for namespace, workload, container, last, started, row in json.loads(stored) if stored else ():
                 place = str(namespace), str(workload), str(container)
                 self._started[place] = {str(one) for one in started}
-                self._demands[place] = Demand.decode(row, self._half_life)
+                self._demands[place] = Demand.decode(row, self.half_life)
                 self._last[place] = float(last)
         except (NodeUnready, ValueError, TypeError) as error:
             for kept in (self._demands, self._last, self._started):
                 kept.clear()
             log.error("demands_lost", reason=str(error))
-            self._metrics.scrape_errors.labels("demands").inc()
+            self.metrics.scrape_errors.labels("demands").inc()
 
     def add(self, sample: Sample, unit: int) -> None:
         """Take in a sample of usage; ``unit`` is bytes of a unit of memory."""
@@ -95,10 +89,10 @@ class SizeAdviser:
         if sample.shares is self._shares and not (walk or booked):
             return
         self._shares, self._grants = sample.shares, sample.grants
-        now = self._clock.now()
+        now = self.clock.now()
         if walk:
             self._walked = sample.at
-            self._local = {f.pod.uid: f.pod for named in self._pods.local().values() for f in named}
+            self._local = {f.pod.uid: f.pod for named in self.pods.local().values() for f in named}
         for use in sample.shares:
             self._look(use, sample, now, walk=walk)
         if walk:
@@ -118,7 +112,7 @@ class SizeAdviser:
             return
         demand = self._demands.get(place)
         if demand is None:
-            demand = self._demands[place] = Demand(now, starts=0, half_life=self._half_life)
+            demand = self._demands[place] = Demand(now, starts=0, half_life=self.half_life)
         self._last[place] = now
         demand.held(use.held or 0, now)
         seen = self._seen.setdefault(use.key, _Seen(use, sample.at))
@@ -168,10 +162,10 @@ class SizeAdviser:
                 members.setdefault(place, []).append(key)
         for place, keys in members.items():
             given = largest(sample.grants[key].allocation.shares[0].amount for key in keys)
-            need = self._demands[place].need(now, self._policy.percentile)
+            need = self._demands[place].need(now, self.policy.percentile)
             pods = sorted((self._local[key[0]].name, key[0]) for key in keys)
             names, uids = tuple(name for name, _ in pods), tuple(uid for _, uid in pods)
-            advice, margin = advise(need, given, unit, self._policy), self._policy.margin
+            advice, margin = advise(need, given, unit, self.policy), self.policy.margin
             yield Sized(place, names, given, unit, need, advice, uids, margin)
 
     def _forget(self, sample: Sample, now: float) -> None:
@@ -193,7 +187,7 @@ class SizeAdviser:
             for place, demand in self._demands.items()
         ]
         try:
-            self._store.save(json.dumps(rows).encode())
+            self.store.save(json.dumps(rows).encode())
         except NodeUnready as error:
             log.error("demands_not_saved", reason=str(error))
-            self._metrics.scrape_errors.labels("demands").inc()
+            self.metrics.scrape_errors.labels("demands").inc()

@@ -69,7 +69,7 @@ class Rig:
 
     def extender(self) -> World:
         world = World(watching=False)
-        world.binder._api = KubeApi(self.connection)
+        world.binder.api = KubeApi(self.connection)
         for kind in (NODES, PODS):
             watch = Reflector(
                 self.connection,

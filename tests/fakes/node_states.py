@@ -137,7 +137,7 @@ class ChangingNode(DirectRig):
         self.keeper.look()
 
     def _serve(self, proof: PreStart) -> None:
-        proof._not_injectable = self.watch.why_not
+        proof.not_injectable = self.watch.why_not
         super()._serve(proof)
 
     def probe(self) -> None:

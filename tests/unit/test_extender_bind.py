@@ -94,7 +94,7 @@ def test_a_binding_is_over_before_the_lease_even_if_it_takes_two_seconds_to_arri
 def test_whose_lease_runs_out_between_reservation_and_post_posts_nothing(world):
     obj = offered(world, pod("a"), "n1")
     answers = iter([True, False])
-    world.binder._rules = type(world.binder._rules)(lambda _s: next(answers), frozenset({"gpu-scheduler"}))
+    world.binder.rules = type(world.binder.rules)(lambda _s: next(answers), frozenset({"gpu-scheduler"}))
     assert "does not lead" in world.bind(obj, "n1")
     assert world.booked("n1") == [(0, 0)]
     assert world.api.bindings == []

@@ -63,7 +63,7 @@ def test_a_pod_that_the_watch_shows_bound_just_before_it_is_reserved_is_not_rese
             world.show(shown)
             return quota.current
 
-    world.binder._quota = Late()
+    world.binder.quota = Late()
     assert "bound to n1 already" in world.bind(obj, "n2")
     assert world.api.bindings == []
     assert (world.booked("n1"), world.booked("n2")) == ([(80, 4)], [(0, 0)])
@@ -163,7 +163,7 @@ def test_a_bind_that_stood_still_until_its_place_went_sends_nothing_and_leaves_n
                 world.binder.settle()
             return quota.current
 
-    world.binder._quota = Slow()
+    world.binder.quota = Slow()
     assert "too long" in world.bind(obj, "n1")
     assert world.api.bindings == []
     assert world.booked("n1") == [(0, 0)]

@@ -233,7 +233,7 @@ def test_no_more_binds_wait_than_half_of_the_threads():
         nodes.world.clock.pass_(seconds)
         depth -= 1
 
-    nodes.world.binder._pause = pause
+    nodes.world.binder.pause = pause
     assert nodes.bind(0)
     assert begun == list(range(1, 9))
     assert not any(nodes.bound)

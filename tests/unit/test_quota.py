@@ -123,8 +123,8 @@ def test_a_bad_config_map_keeps_the_last_good_one_with_a_word():
 
 def test_a_config_map_bad_from_the_start_lets_nobody_pass_and_says_why():
     world = World([node("n1")])
-    world.extender._quota = QuotaBook()
-    world.extender._quota.update(config_map("{"))
+    world.extender.quota = QuotaBook()
+    world.extender.quota.update(config_map("{"))
     error = world.filter(pod("a"))["Error"]
     assert NOT_SYNCED in error
     assert "not JSON" in error

@@ -129,7 +129,7 @@ def test_a_pod_whose_claim_was_refused_is_touched_so_that_it_is_made_again(rig: 
             self.touched.append(pod.key)
             show(bound(self.world.api.pods[pod.namespace, pod.name], "", annotations))
 
-    rig.paper = rig.watch._writer = Watched(rig.world)
+    rig.paper = rig.watch.writer = Watched(rig.world)
     template = {"name": "t", "namespace": "a", "uid": "uid-t"}
     spec = {"spec": claim("t", asks=part(50, "4Gi"))["spec"]}
     rig.world.cluster.replace(TEMPLATES, [slim_template({"metadata": template, "spec": spec})])

@@ -74,7 +74,7 @@ def from_quota() -> Iterator[str]:
         fresh = type(world.quota)()
         if obj:
             fresh.update(obj)
-        world.extender._quota = world.binder._quota = fresh
+        world.extender.quota = world.binder.quota = fresh
         yield from failed(world, pod("a"))
 
 

@@ -211,7 +211,7 @@ def test_a_node_that_comes_after_its_pods_finds_them_charged():
 
 def test_nothing_is_judged_before_the_first_lists_are_in():
     world = World([node("n1")])
-    world.extender._cluster = ClusterState(UNIT)
+    world.extender.cluster = ClusterState(UNIT)
     assert "not been listed" in world.filter(pod("a"), ["n1"])["Error"]
 
 

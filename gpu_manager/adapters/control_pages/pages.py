@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -138,35 +138,30 @@ class NativeGateWatcher:
 _NO_MOUNTS: Final = PageMounts()
 
 
+@dataclass(eq=False, repr=False)
 class FileControlPages:
     """:class:`gpu_manager.ports.control_pages.ControlPages` in a directory, normally on a tmpfs.
 
     Each container's files have a lock of their own, so that no container's page keeps another's waiting. No
     call waits for a lock on a tenant's file: the tenant could hold it for ever.
+
+    ``label`` is SELinux's, for files that containers share: :mod:`gpu_manager.adapters.machine`.
+    ``mounts``: the file system that each container's pages get.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        policy: PagePolicy = DEFAULT_POLICY,
-        *,
-        label: bytes | None = None,
-        proc: Path = Path("/proc"),
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
-        mounts: PageMounts = _NO_MOUNTS,
-    ) -> None:
-        """``label`` is SELinux's, for files that containers share: :mod:`gpu_manager.adapters.machine`.
-        ``mounts``: the file system that each container's pages get.
-        """
-        self._mounts = mounts
-        self._monotonic_ns = monotonic_ns
-        self._root = root
-        self._label = label
-        self._policy = policy
+    root: Path
+    policy: PagePolicy = DEFAULT_POLICY
+    _: KW_ONLY
+    label: bytes | None = None
+    proc: InitVar[Path] = Path("/proc")
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    mounts: PageMounts = _NO_MOUNTS
+
+    def __post_init__(self, proc: Path) -> None:
         self._breaker = LeaseBreaker()
         self._lock = threading.Lock()  # of this dictionary; taken last, and held for no call into the kernel
         self._known: dict[str, PageDirectory] = {}
-        self.gates = FileGates(root, self._breaker, label=label, locks=proc / "locks")
+        self.gates = FileGates(self.root, self._breaker, label=self.label, locks=proc / "locks")
 
     def open(self, name: str, limits: Sequence[Limit]) -> None:
         """Create the directory and both pages if absent, and write the limits. Idempotent.
@@ -178,7 +173,7 @@ class FileControlPages:
             if limit.priority is Priority.BEST_EFFORT:
                 self.gates.ensure(limit.card)
         with self._of(name) as pages:
-            pages.write_limits(lambda now: limits_as_set(now, name, limits, self._policy), create=True)
+            pages.write_limits(lambda now: limits_as_set(now, name, limits, self.policy), create=True)
             pages.open_usage(create=True)
             pages.cards = tuple(limit.card for limit in limits)
 
@@ -188,7 +183,7 @@ class FileControlPages:
         def corrected(now: limits_page.Limits | None) -> limits_page.Limits:
             if now is None:
                 raise NodeUnready(
-                    f"the limits page of {self._root}/{name} is unreadable: start its container again"
+                    f"the limits page of {self.root}/{name} is unreadable: start its container again"
                 )
             cards = tuple(corrected_card(card, corrections) for card in now.cards)
             return replace(now, cards=cards, heartbeat_ns=heartbeat_ns)
@@ -277,9 +272,9 @@ class FileControlPages:
 
     def names(self) -> Sequence[str]:
         """Return the name of every directory of pages."""
-        with _errors(str(self._root)):
+        with _errors(str(self.root)):
             try:
-                return sorted(entry.name for entry in self._root.iterdir() if files.is_name(entry.name))
+                return sorted(entry.name for entry in self.root.iterdir() if files.is_name(entry.name))
             except FileNotFoundError:
                 return []
 
@@ -338,14 +333,14 @@ class FileControlPages:
                 if pages.closed:
                     continue  # it was removed meanwhile: another one has its name, or none
                 try:
-                    with _errors(f"{self._root}/{name}"):
+                    with _errors(f"{self.root}/{name}"):
                         yield pages
                 finally:
                     self._drop_if_empty(name, pages)
                 return
 
     def _new(self, name: str) -> PageDirectory:
-        return PageDirectory(self._root, name, self._label, self._breaker, self._monotonic_ns, self._mounts)
+        return PageDirectory(self.root, name, self.label, self._breaker, self.monotonic_ns, self.mounts)
 
     def _drop_if_empty(self, name: str, pages: PageDirectory) -> None:
         if pages.is_empty:

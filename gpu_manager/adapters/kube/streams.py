@@ -10,6 +10,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import InitVar, dataclass
 from typing import Any, Final
 
 from gpu_manager.adapters.http import FOREIGN, HttpStream
@@ -37,6 +38,7 @@ _TRIES: Final = 3  # of a page
 _EXPIRED: Final = ("Expired", "Gone")  # reasons of what is 410
 
 
+@dataclass(eq=False, repr=False)
 class Pages:
     """Lists one resource; :meth:`read` as often as wanted, one at a time.
 
@@ -44,22 +46,18 @@ class Pages:
     halved where a page does not arrive in time. ``told`` hears of each object that cannot be read.
     ``version`` is the resourceVersion of the last list that was read to its end: of the first page that was
     begun. A page that is begun anew is newer, and so is the rest of a list that has expired.
+
+    ``what`` completes "refused to …" in the text of an error.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        what: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        told: Told = unheard,
-    ) -> None:
-        """``what`` completes "refused to …" in the text of an error."""
-        self._connection = connection
-        self._what = what
-        self._path = path
+    connection: Connection
+    what: str
+    path: str
+    query: InitVar[Mapping[str, str] | None] = None
+    told: Told = unheard
+
+    def __post_init__(self, query: Mapping[str, str] | None) -> None:
         self._query = query or {}
-        self._told = told
         self._limit = _FIRST
         self.version = ""
 
@@ -73,8 +71,8 @@ class Pages:
         """
         more, first, told, failures, growth = "", "", False, 0, _GROWTH
         while True:
-            page = _Page(self._connection, self._what, self._path, self._asked(more))
-            reader = ListReader(page.pieces(), self._told)
+            page = _Page(self.connection, self.what, self.path, self._asked(more))
+            reader = ListReader(page.pieces(), self.told)
             try:
                 yield from reader
                 following = _read_to(reader.head)
@@ -88,7 +86,7 @@ class Pages:
                 started = bool(more or reader.count)
                 if isinstance(error, Refused) or small or not started or failures == _TRIES:
                     if isinstance(error, ValueError):
-                        raise self._connection.unreachable(self._what, error) from error
+                        raise self.connection.unreachable(self.what, error) from error
                     raise
                 continue
             failures, first, more = 0, first or _version(reader.head), following

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import NoReturn
 
 import structlog
@@ -45,47 +46,39 @@ log = structlog.get_logger(__name__)
 REFUSED_SECONDS = 30.0  # how long the inventory lists a refused request
 
 
+@dataclass(eq=False, repr=False)
 class Allocator:
-    """Thread-safe: the kubelet admits one pod at a time, but two agents or a test may not."""
+    """Thread-safe: the kubelet admits one pod at a time, but two agents or a test may not.
 
-    def __init__(
-        self,
-        state: NodeState,
-        *,
-        association: Association,
-        window: AdmissionWindow,
-        departed: DepartedPods,
-        pods: Pods,
-        tenants: ControlPages,
-        injector: Injector,
-        clock: Clock,
-        metrics: ServiceMetrics,
-        not_injected: Callable[[], object] = lambda: None,
-    ) -> None:
-        """``not_injected`` is called when a container could not be given its cards."""
-        self._not_injected = not_injected
-        self._state = state
-        self._association = association
-        self._window = window
-        self._departed = departed
-        self._pods = pods
-        self._tenants = tenants
-        self._injector = injector
-        self._clock = clock
-        self._metrics = metrics
-        self._plans = NumaPlans(state, pods, clock)
+    ``not_injected`` is called when a container could not be given its cards.
+    """
+
+    state: NodeState
+    _: KW_ONLY
+    association: Association
+    window: AdmissionWindow
+    departed: DepartedPods
+    pods: Pods
+    tenants: ControlPages
+    injector: Injector
+    clock: Clock
+    metrics: ServiceMetrics
+    not_injected: Callable[[], object] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._plans = NumaPlans(self.state, self.pods, self.clock)
         self._lock = threading.Lock()  # guards _refused
         self._refused: list[tuple[float, Amount]] = []  # until when, which shape
 
     def registered(self) -> None:
         """The kubelet restarted."""
-        self._window.registered()
-        self._departed.restarted()
-        self._state.forget_admission()
+        self.window.registered()
+        self.departed.restarted()
+        self.state.forget_admission()
 
     def refused(self) -> tuple[Amount, ...]:
         """Requests refused in the last 30 s."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         with self._lock:
             self._refused = [(until, shape) for until, shape in self._refused if until > now]
             return tuple(dict.fromkeys(shape for _, shape in self._refused))
@@ -97,16 +90,16 @@ class Allocator:
 
         Failures of kubelet or API server raise nothing: an error here would fail the pod.
         """
-        with self._window.question():
-            hints = self._state.ask(resource)
-            answer = self._association.identify(PreferenceCall(resource, size, frozenset(must)), hints)
-            still = self._departed.outwait(answer, set(offered).difference(must))
+        with self.window.question():
+            hints = self.state.ask(resource)
+            answer = self.association.identify(PreferenceCall(resource, size, frozenset(must)), hints)
+            still = self.departed.outwait(answer, set(offered).difference(must))
         if answer.candidate is None and not answer.deleted:
-            self._metrics.preferred_allocation_unidentified.labels(resource).inc()
+            self.metrics.preferred_allocation_unidentified.labels(resource).inc()
             log.warning("pod_not_identified", resource=resource, size=size, reason=answer.reason)
         self._plans.renew()
         choice = IdChoice(resource, offered, must, size)
-        ids = self._state.decide(choice, answer, self._pods.local(), still)
+        ids = self.state.decide(choice, answer, self.pods.local(), still)
         self._plans.tell()
         return ids
 
@@ -123,15 +116,15 @@ class Allocator:
             NodeUnready: the books or the pages cannot be written.
         """
         ids = frozenset(devices)
-        with self._window.answer():
+        with self.window.answer():
             try:
-                decision = self._state.whose(resource, ids, self._pods.local(), memo)
+                decision = self.state.whose(resource, ids, self.pods.local(), memo)
                 try:
                     if decision.again or not decision.certain:
                         decision = self._reclaimed(resource, ids, decision, memo)
                         self._plans.renew()
                     self._record(resource, ids, decision)
-                    with self._state.allocate(resource, ids, decision) as booked:
+                    with self.state.allocate(resource, ids, decision) as booked:
                         self._still_wanted(booked)
                         injection = self._make_ready(booked) if resource in CARRIERS else Injection()
                 except VcudaError as error:
@@ -140,15 +133,15 @@ class Allocator:
                 return injection
             finally:
                 self._plans.tell()
-                self._state.changed()
+                self.state.changed()
 
     def _still_wanted(self, booked: Booked) -> None:
         """Refuse a pod that was deleted between its identification and its first grant: schedulers may have
         been told that it holds nothing. One that is deleted later is in the books, and told as held.
         """
         pod = booked.pod
-        if pod is not None and is_deleted(self._pods.local(), pod):
-            held = self._state.view.ledger.of_pod(pod.uid)
+        if pod is not None and is_deleted(self.pods.local(), pod):
+            held = self.state.view.ledger.of_pod(pod.uid)
             if booked.before is None and not any(
                 a.granted for a in held.values() if a.key != booked.grant.key
             ):
@@ -156,22 +149,22 @@ class Allocator:
 
     def _reclaimed(self, resource: str, ids: frozenset[str], decision: Decision, memo: str) -> Decision:
         """Release the pods that have ended of those that hold these ids. Returns whose the ids are then."""
-        before = self._state.owners(ids)
+        before = self.state.owners(ids)
         own = decision.candidate.pod.uid if decision.again and decision.candidate is not None else None
-        if still := self._departed.given_again(resource, ids, own):
+        if still := self.departed.given_again(resource, ids, own):
             raise DoesNotFit(still)
-        if before != self._state.owners(ids):
-            decision = self._state.whose(resource, ids, self._pods.local(), memo)
+        if before != self.state.owners(ids):
+            decision = self.state.whose(resource, ids, self.pods.local(), memo)
         if not decision.certain:
             likely = (decision.candidate, *decision.others)
-            self._departed.make_room([one.pod for one in likely if one is not None])
+            self.departed.make_room([one.pod for one in likely if one is not None])
         return decision
 
     def _record(self, resource: str, ids: frozenset[str], decision: Decision) -> None:
         """Log the books before a grant under a NUMA policy, at level debug: they tell where the container
         could have lain.
         """
-        view = self._state.view
+        view = self.state.view
         if view.node.topology.numa_policy is NumaPolicy.NONE or not log.is_enabled_for(logging.DEBUG):
             return
         books = [
@@ -193,12 +186,12 @@ class Allocator:
         granted = booked.grant
         limits = limits_of(granted)
         if limits:
-            self._tenants.open(granted.directory, limits)
-        annotation = annotation_of(granted, self._state.node.name)
+            self.tenants.open(granted.directory, limits)
+        annotation = annotation_of(granted, self.state.node.name)
         try:
-            return self._injector.inject(granted.directory, granted.allocation.shares, booked.pod, annotation)
+            return self.injector.inject(granted.directory, granted.allocation.shares, booked.pod, annotation)
         except NodeUnready:
-            self._not_injected()  # before the next pod comes
+            self.not_injected()  # before the next pod comes
             raise
 
     def _say(self, booked: Booked) -> None:
@@ -206,10 +199,10 @@ class Allocator:
         facts = {
             "resource": booked.resource,
             "ids": len(booked.ids),
-            "cards": [self._state.node.index(card) for card in allocation.cards],
+            "cards": [self.state.node.index(card) for card in allocation.cards],
             "directory": booked.grant.directory,
         }
-        self._metrics.allocations.labels("granted" if pod else "unidentified").inc()
+        self.metrics.allocations.labels("granted" if pod else "unidentified").inc()
         if pod is not None:
             log.info("placed", pod=pod.key, container=allocation.container, **facts)
         else:
@@ -222,22 +215,22 @@ class Allocator:
         Neither is told of a pod that was deleted: nobody reads of it, and the next of its shape may well fit.
         """
         meant = decision.candidate if decision.certain else None
-        if decision.deleted or (meant is not None and is_deleted(self._pods.local(), meant.pod)):
-            self._metrics.allocations.labels("deleted").inc()
+        if decision.deleted or (meant is not None and is_deleted(self.pods.local(), meant.pod)):
+            self.metrics.allocations.labels("deleted").inc()
             who = f"pod {meant.pod.key}: " if meant else ""
             log.info("deleted_pod_refused", pod=meant.pod.key if meant else "", reason=str(error))
             raise DoesNotFit(f"{who}{DELETED}") from error
-        self._metrics.allocations.labels("refused").inc()
+        self.metrics.allocations.labels("refused").inc()
         if meant is None:
             raise error
         pod, container = meant.pod, meant.container
         cores = container.wants(CORE) + container.wants(NVIDIA) * CORES_PER_CARD
-        shape = Amount(cores, container.wants(MEMORY) * self._state.node.unit)
+        shape = Amount(cores, container.wants(MEMORY) * self.state.node.unit)
         with self._lock:
-            self._refused.append((self._clock.monotonic() + REFUSED_SECONDS, shape))
+            self._refused.append((self.clock.monotonic() + REFUSED_SECONDS, shape))
         log.warning("refused", pod=pod.key, container=container.name, reason=str(error))
         text = str(error) if 'container "' in str(error) else f'container "{container.name}": {error}'
-        self._pods.event(pod, EVENT_REFUSED, text, warning=True)
+        self.pods.event(pod, EVENT_REFUSED, text, warning=True)
         kinds = (RequestInvalid, DoesNotFit, NodeUnready)
         kind = next((k for k in kinds if isinstance(error, k)), type(error))
         raise kind(f"pod {pod.key}: {text}") from error

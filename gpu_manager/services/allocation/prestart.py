@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
 
 import structlog
 
@@ -48,30 +49,25 @@ from gpu_manager.services.metrics import ServiceMetrics
 log = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class PreStart:
-    """Handles PreStartContainer. Thread-safe: several containers may start at once."""
+    """Handles PreStartContainer. Thread-safe: several containers may start at once.
 
-    def __init__(
-        self,
-        state: NodeState,
-        kubelet: Kubelet,
-        pods: Pods,
-        limits: LimitPages,
-        clock: Clock,
-        metrics: ServiceMetrics,
-        *,
-        evict: bool,
-        not_injectable: Callable[[Collection[CardUuid]], str] = lambda _: "",
-    ) -> None:
-        """``not_injectable``: why no container can use these cards now, empty if one can."""
-        self._not_injectable = not_injectable
-        self._state = state
-        self._kubelet = kubelet
-        self._pods = pods
-        self._limits = limits
-        self._metrics = metrics
-        self._evict = evict
-        self._writeback = AnnotationWriteback(state, pods, clock)
+    ``not_injectable``: why no container can use these cards now, empty if one can.
+    """
+
+    state: NodeState
+    kubelet: Kubelet
+    pods: Pods
+    limits: LimitPages
+    clock: InitVar[Clock]
+    metrics: ServiceMetrics
+    _: KW_ONLY
+    evict: bool
+    not_injectable: Callable[[Collection[CardUuid]], str] = lambda _: ""
+
+    def __post_init__(self, clock: Clock) -> None:
+        self._writeback = AnnotationWriteback(self.state, self.pods, clock)
 
     def prove(self, resource: str, devices: Sequence[str]) -> None:
         """Verify which container holds these device ids, write its limits, and reset its usage page.
@@ -83,20 +79,20 @@ class PreStart:
             DoesNotFit: the container cannot run with the cards it was given.
         """
         ids = frozenset(devices)
-        entries = self._kubelet.checkpoint()
+        entries = self.kubelet.checkpoint()
         if entries is None:
-            grants = [g for g in self._state.view.grants.values() if g.ids.get(resource) == ids]
+            grants = [g for g in self.state.view.grants.values() if g.ids.get(resource) == ids]
             if not grants:
                 raise NodeUnready(
                     "the kubelet's checkpoint cannot be read and the books do not know these ids: "
                     "the start is tried again"
                 )
-            self._metrics.container_starts_unverified.inc()
+            self.metrics.container_starts_unverified.inc()
             self._start(grants)
             return
         hits = [e for e in entries if e.resource == resource and e.ids == ids]
         if not hits:
-            self._metrics.container_starts_delayed.inc()
+            self.metrics.container_starts_delayed.inc()
             raise NodeUnready(
                 "these ids are in no entry of the kubelet's checkpoint: the start is tried again"
             )
@@ -109,7 +105,7 @@ class PreStart:
         """Refuse a start while the driver is away: a runtime makes directories of files that are not there,
         and the container would run without its card.
         """
-        if why := self._not_injectable({card for grant in grants for card in grant.allocation.cards}):
+        if why := self.not_injectable({card for grant in grants for card in grant.allocation.cards}):
             raise NodeUnready(f"{why}: the start is tried again")
 
     def _settle(self, entry: CheckpointEntry, entries: Sequence[CheckpointEntry]) -> Grant:
@@ -122,8 +118,8 @@ class PreStart:
             ),
             frozenset[str](),
         )
-        known = self._state.view.grants.get((entry.pod, entry.container))
-        nameless = any(map(is_unidentified, self._state.owners(memory)))  # its memory is booked beside it
+        known = self.state.view.grants.get((entry.pod, entry.container))
+        nameless = any(map(is_unidentified, self.state.owners(memory)))  # its memory is booked beside it
         if is_predecessor_pod({entry.resource: entry.ids}):
             return self._of_predecessor(entry, known)
         if known is not None and known.ids.get(entry.resource) == entry.ids and not nameless:
@@ -132,15 +128,15 @@ class PreStart:
             theirs = entry.resource == NVIDIA and told is None
             if theirs or (known.directory and (told is None or told.directory == known.directory)):
                 return known
-        pod = pod_of(self._pods.local(), entry.pod)
+        pod = pod_of(self.pods.local(), entry.pod)
         try:
-            grant = self._state.adopt(entry, memory, pod)
+            grant = self.state.adopt(entry, memory, pod)
         except (DoesNotFit, RequestInvalid) as error:
             self._refuse(entry, pod, str(error))
             raise DoesNotFit(
                 f"container {entry.container!r} cannot start with the card it was given: {error}"
             ) from error
-        self._metrics.association_corrected.inc()
+        self.metrics.association_corrected.inc()
         log.warning(
             "association_corrected", pod=entry.pod, container=entry.container, directory=grant.directory
         )
@@ -156,7 +152,7 @@ class PreStart:
             return known
         why = "no record says on which card" if known is None else "its library needs that manager to start"
         reason = f"the predecessor admitted it, and {why}; delete the pod, so that a new one is admitted"
-        self._refuse(entry, pod_of(self._pods.local(), entry.pod), reason)
+        self._refuse(entry, pod_of(self.pods.local(), entry.pod), reason)
         raise DoesNotFit(f"container {entry.container!r} cannot start again: {reason}")
 
     def _check_nodes(self, hits: Sequence[CheckpointEntry], grants: Sequence[Grant]) -> None:
@@ -165,14 +161,14 @@ class PreStart:
         The kubelet replays an Allocate response for the pod's life, also after a reboot, but the driver
         numbers its cards anew at each boot: after a card is lost, the same device node may be another card.
         """
-        node = self._state.node
+        node = self.state.node
         for entry, grant in zip(hits, grants, strict=True):
             if entry.nodes and not node.cards:
                 raise NodeUnready("the driver has not told its cards yet: the start is tried again")
             moved = next(filter(None, (_moved(card, entry, node) for card in grant.allocation.cards)), "")
             if entry.nodes and moved:
                 reason = f"{moved}; delete the pod, so that a new one is admitted"
-                self._refuse(entry, pod_of(self._pods.local(), entry.pod), reason)
+                self._refuse(entry, pod_of(self.pods.local(), entry.pod), reason)
                 raise DoesNotFit(f"container {entry.container!r} cannot start: {reason}")
 
     def _check_pages(self, hits: Sequence[CheckpointEntry], grants: Sequence[Grant]) -> None:
@@ -187,7 +183,7 @@ class PreStart:
                 reason = (
                     "its limits are another container's too; delete the pod, so that a new one is admitted"
                 )
-                self._refuse(entry, pod_of(self._pods.local(), entry.pod), reason)
+                self._refuse(entry, pod_of(self.pods.local(), entry.pod), reason)
                 raise DoesNotFit(f"container {entry.container!r} cannot start: {reason}")
 
     def _start(self, grants: Sequence[Grant]) -> None:
@@ -199,24 +195,24 @@ class PreStart:
                     f"container {grant.allocation.container!r} is known by its ids alone, and the kubelet's "
                     f"checkpoint, which knows its directory, cannot be read: the start is tried again"
                 )
-            self._limits.start(grant)  # its size or elastic limit may have changed during the verification
+            self.limits.start(grant)  # its size or elastic limit may have changed during the verification
         if fresh:
-            self._state.confirm([grant.key for grant in fresh])
+            self.state.confirm([grant.key for grant in fresh])
         for grant in fresh:
             self._announce(grant)
 
     def _announce(self, grant: Grant) -> None:
-        pod = pod_of(self._pods.local(), grant.allocation.pod)
+        pod = pod_of(self.pods.local(), grant.allocation.pod)
         if pod is not None:
             allocation = grant.allocation
-            beside = explain.neighbours(self._state.view.ledger, allocation.pod, allocation.cards)
-            text = explain.explain_shares(allocation.shares, self._state.node.cards)
+            beside = explain.neighbours(self.state.view.ledger, allocation.pod, allocation.cards)
+            text = explain.explain_shares(allocation.shares, self.state.node.cards)
             text += explain.with_priority(explain.explain_unprotected(allocation.priority, beside))
-            self._pods.event(pod, EVENT_ALLOCATED, f'container "{allocation.container}": {text}')
+            self.pods.event(pod, EVENT_ALLOCATED, f'container "{allocation.container}": {text}')
             self._writeback.tell(pod)
 
     def _refuse(self, entry: CheckpointEntry, pod: Pod | None, reason: str) -> None:
-        self._metrics.container_starts_refused.inc()
+        self.metrics.container_starts_refused.inc()
         log.error(
             "container_start_refused",
             pod=pod.key if pod else entry.pod,
@@ -224,11 +220,11 @@ class PreStart:
             reason=reason,
         )
         if pod is not None:
-            self._pods.event(
+            self.pods.event(
                 pod, EVENT_START_REFUSED, f'container "{entry.container}": {reason}', warning=True
             )
-            if self._evict and pod.controlled:
-                self._pods.evict(pod, reason)
+            if self.evict and pod.controlled:
+                self.pods.evict(pod, reason)
 
 
 def _moved(uuid: CardUuid, entry: CheckpointEntry, node: NodeCards) -> str:

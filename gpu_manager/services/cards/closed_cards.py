@@ -39,26 +39,22 @@ PERIOD_SECONDS: Final = 0.5
 REOPEN_SECONDS: Final = 15.0
 
 
+@dataclass(eq=False, repr=False)
 class OtherPlugins:
-    """What other plugins offer of our cards. One thread calls :meth:`look`; any may read."""
+    """What other plugins offer of our cards. One thread calls :meth:`look`; any may read.
 
-    def __init__(
-        self,
-        ask: Callable[[], Mapping[str, Collection[str]]],
-        health: Health,
-        event: Callable[[str, str], None],
-        clock: Clock,
-        rest: Callable[[float, bool], object],
-    ) -> None:
-        """``ask``: resource → device ids of other plugins, as the kubelet has them; raises NodeUnready.
-        ``rest`` waits so many seconds or, if true and no other plugin is there, until one may have come.
-        ``event`` records a reason and a message about the node.
-        """
-        self._ask = ask
-        self._health = health
-        self._event = event
-        self._clock = clock
-        self._rest = rest
+    ``ask``: resource → device ids of other plugins, as the kubelet has them; raises NodeUnready. ``rest``
+    waits so many seconds or, if true and no other plugin is there, until one may have come. ``event``
+    records a reason and a message about the node.
+    """
+
+    ask: Callable[[], Mapping[str, Collection[str]]]
+    health: Health
+    event: Callable[[str, str], None]
+    clock: Clock
+    rest: Callable[[float, bool], object]
+
+    def __post_init__(self) -> None:
         self._seen: dict[CardUuid, tuple[str, float]] = {}  # resource, and when it was last offered
         self._unasked = ""
 
@@ -83,31 +79,31 @@ class OtherPlugins:
         try:
             self.look()
         finally:
-            self._rest(PERIOD_SECONDS, not self._seen and not self._unasked)
+            self.rest(PERIOD_SECONDS, not self._seen and not self._unasked)
 
     def look(self) -> None:
         """Ask the kubelet, and have the cards closed and opened accordingly."""
         try:
-            offers = self._ask()
+            offers = self.ask()
         except NodeUnready as error:  # what was seen last holds
             if self._unasked != str(error):
                 log.info("other_plugins_unasked", reason=str(error))
             self._unasked = str(error)
             return
         self._unasked = ""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         before = self.offers
-        found = offered_elsewhere(offers, [state.card for state in self._health.states()])
+        found = offered_elsewhere(offers, [state.card for state in self.health.states()])
         kept = {uuid: seen for uuid, seen in self._seen.items() if now - seen[1] < REOPEN_SECONDS}
         self._seen = kept | {uuid: (resource, now) for uuid, resource in found.items()}
         if self.offers != before:
-            self._health.offered_elsewhere(self.offers)
+            self.health.offered_elsewhere(self.offers)
             self._tell()
 
     def _tell(self) -> None:
         if self.trouble:
             log.warning("cards_offered_elsewhere", cards=self.offers)
-            self._event(EVENT_OTHER_PLUGIN, self.trouble)
+            self.event(EVENT_OTHER_PLUGIN, self.trouble)
         else:
             log.info("cards_ours_alone")
 

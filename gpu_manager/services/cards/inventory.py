@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 
 import structlog
 
@@ -47,51 +47,39 @@ STRANDED_MOST = 64  # pods named in an inventory; the next are, once these have 
 LINGERING_SECONDS = 1.0  # what deleted pods' processes held does, after the last of them has ended
 
 
+@dataclass(eq=False, repr=False)
 class InventoryService:
-    """Thread-safe. ``run`` is its thread's loop; ``cards_changed`` is a listener of Health."""
+    """Thread-safe. ``run`` is its thread's loop; ``cards_changed`` is a listener of Health.
 
-    def __init__(
-        self,
-        state: NodeState,
-        allocator: Allocator,
-        departed: DepartedPods,
-        health: Health,
-        inventory: InventoryPublisher,
-        announce: Callable[[], None],
-        labels: Mapping[str, str],
-        clock: Clock,
-        offering: Callable[[], bool] = lambda: True,
-        front: Callable[[], Front] = lambda: Front.PLUGIN,
-        *,
-        stranded: Callable[[], tuple[str, ...]] = tuple,
-        no_injection: Callable[[], str] = str,
-        gates: bool = False,
-        injects_by: str = "",
-    ) -> None:
-        """``offering``: the kubelet has our devices; while it has not, no pod may be bound here. With the
-        ``front`` of DRA every card is held by it for those who place pods by extended resources; on a split
-        node those are that pods cannot have. ``stranded``: the UIDs of pods that cannot start a container
-        again. ``no_injection``: why no container can be given a card. ``gates``: best-effort containers wait
-        for protected ones. ``injects_by``: the strategy by which containers get their cards.
-        """
-        self._state = state
-        self._allocator = allocator
-        self._departed = departed
-        self._health = health
-        self._inventory = inventory
-        self._announce = announce
+    ``offering``: the kubelet has our devices; while it has not, no pod may be bound here. With the
+    ``front`` of DRA every card is held by it for those who place pods by extended resources; on a split
+    node those are that pods cannot have. ``stranded``: the UIDs of pods that cannot start a container
+    again. ``no_injection``: why no container can be given a card. ``gates``: best-effort containers wait
+    for protected ones. ``injects_by``: the strategy by which containers get their cards.
+    """
+
+    state: NodeState
+    allocator: Allocator
+    departed: DepartedPods
+    health: Health
+    inventory: InventoryPublisher
+    announce: Callable[[], None]
+    labels: InitVar[Mapping[str, str]]
+    clock: Clock
+    offering: Callable[[], bool] = lambda: True
+    front: Callable[[], Front] = lambda: Front.PLUGIN
+    _: KW_ONLY
+    stranded: Callable[[], tuple[str, ...]] = tuple
+    no_injection: Callable[[], str] = str
+    gates: bool = False
+    injects_by: str = ""
+
+    def __post_init__(self, labels: Mapping[str, str]) -> None:
         self._labels = dict(labels)
         self._inventory_told: Inventory | None = None
         self._published: tuple[str, Mapping[str, str | None]] | None = None
         self._news = threading.Event()
         self._period = PERIOD_SECONDS
-        self._offering = offering
-        self._front = front
-        self._stranded = stranded
-        self._no_injection = no_injection
-        self._gates = gates
-        self._injects_by = injects_by
-        self._clock = clock
         self._elsewhere_at = float("-inf")
         self._found_elsewhere: frozenset[CardUuid] = frozenset()
         self._leaving = False
@@ -104,12 +92,12 @@ class InventoryService:
     def told_leaving(self) -> bool:
         """True once the API server shows what :meth:`leave` has published."""
         told = self._inventory_told
-        return self._leaving and told is not None and not told.serving and self._inventory.shown()
+        return self._leaving and told is not None and not told.serving and self.inventory.shown()
 
     def cards_changed(self, states: tuple[CardState, ...]) -> None:
         """Take in new card states."""
-        self._state.refit(states, self._health.topology(states))
-        self._announce()
+        self.state.refit(states, self.health.topology(states))
+        self.announce()
         self.changed()
 
     def changed(self) -> None:
@@ -118,15 +106,15 @@ class InventoryService:
 
     def publish(self) -> bool:
         """Publish the inventory if it differs from the last; True if it was sent."""
-        node, lent = self._state.node, self._state.offer.lent
-        front = self._front()
+        node, lent = self.state.node, self.state.offer.lent
+        front = self.front()
         by_claims = front is Front.DRA
         away = {s.card.uuid: DRA_DRIVER for s in node.cards} if by_claims else dict.fromkeys(lent, NVIDIA)
         cards = tuple(replace(s, held=away.get(s.card.uuid, s.held)) for s in node.cards)
-        lingering, released = self._departed.told()
+        lingering, released = self.departed.told()
         # A kubelet that comes back refuses for good what it admits before it has our devices again, and its
         # node's status shows that only with its first report: what is bound until then would be lost.
-        offering = self._offering()
+        offering = self.offering()
         serving = offering and not self._leaving
         self._period = LINGERING_SECONDS if lingering else PERIOD_SECONDS
         if not offering:
@@ -135,14 +123,14 @@ class InventoryService:
             node.unit,
             cards,
             node.topology,
-            self._allocator.refused(),
+            self.allocator.refused(),
             lingering,
             serving,
             released,
-            stranded=self._stranded()[:STRANDED_MOST],
-            no_injection=self._no_injection(),
-            gates=self._gates,
-            injects_by=self._injects_by,
+            stranded=self.stranded()[:STRANDED_MOST],
+            no_injection=self.no_injection(),
+            gates=self.gates,
+            injects_by=self.injects_by,
             features=RELEASE_FEATURES,
         )
         if inventory == self._inventory_told:
@@ -152,7 +140,7 @@ class InventoryService:
         labels[FRONT_LABEL] = None if front is Front.PLUGIN else front.value
         if self._published == (text, labels):
             return False
-        self._inventory.publish({INVENTORY: text}, labels)
+        self.inventory.publish({INVENTORY: text}, labels)
         self._published, self._inventory_told = (text, labels), inventory
         return True
 
@@ -160,7 +148,7 @@ class InventoryService:
         """Forget the vanished cards that nobody waits for: what the operator says is gone for good, what
         another card has taken the place of, and what another node has now. Never one that is held in part.
         """
-        view, wanted = self._state.view, self._inventory.to_forget()
+        view, wanted = self.state.view, self.inventory.to_forget()
         if not view.node.cards:
             return  # nothing has been listed yet
         there = {s.card.uuid: s.card for s in view.node.cards if not s.missing}
@@ -170,19 +158,19 @@ class InventoryService:
         replaced = {uuid for uuid in idle if vanished[uuid].pci_bus_id in taken}
         for uuid in idle:
             if uuid in wanted | replaced or uuid in self._elsewhere(idle):
-                self._health.forget(uuid)
+                self.health.forget(uuid)
         held = vanished.keys() - idle
         if dealt_with := wanted - held:
             log.info("forgotten_by_order", cards=sorted(dealt_with & vanished.keys()))
-            self._inventory.forgot(dealt_with)
+            self.inventory.forgot(dealt_with)
 
     def _elsewhere(self, uuids: Sequence[CardUuid]) -> frozenset[CardUuid]:
         """Those of them that another node shows; asked anew every few minutes."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if now - self._elsewhere_at >= ELSEWHERE_SECONDS:
             self._elsewhere_at = now
             try:
-                self._found_elsewhere = self._inventory.elsewhere(uuids)
+                self._found_elsewhere = self.inventory.elsewhere(uuids)
             except NodeUnready as error:
                 log.warning("other_nodes_not_asked", reason=str(error))
         return self._found_elsewhere

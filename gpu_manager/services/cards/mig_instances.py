@@ -7,6 +7,7 @@ a node on which instances are turned off keeps listing them, closed, and is not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -22,28 +23,24 @@ _SHOWN: Final = 5  # pods that a text names
 _LABEL: Final = {"true": True, "false": False}
 
 
+@dataclass(eq=False, repr=False)
 class MigInstances:
-    """One thread calls :meth:`look`; any may ask the rest."""
+    """One thread calls :meth:`look`; any may ask the rest.
 
-    def __init__(
-        self,
-        state: NodeState,
-        setting: bool,  # noqa: FBT001  # the flag's value
-        label: Callable[[], str],
-        event: Callable[[str, str], None],
-        relist: Callable[[], object],
-    ) -> None:
-        """``label``: the value of the node's label, empty without one. ``event`` records a reason and a
-        message about the node. ``relist``: have the cards listed anew, soon.
-        """
-        self._relist = relist
+    ``label``: the value of the node's label, empty without one. ``event`` records a reason and a message
+    about the node. ``relist``: have the cards listed anew, soon.
+    """
+
+    state: NodeState
+    setting: bool
+    label: Callable[[], str]
+    event: Callable[[str, str], None]
+    relist: Callable[[], object]
+
+    def __post_init__(self) -> None:
         self._listed = False
         self.assumed = False
         """Instances are listed, until the books say whether pods hold some."""
-        self._state = state
-        self._setting = setting
-        self._label = label
-        self._event = event
         self._said = ""
         self._holders: tuple[StateView | None, Sequence[Allocation]] = (None, ())
 
@@ -67,26 +64,26 @@ class MigInstances:
         a changed setting followed.
         """
         if self._listed != (self._wanted() or bool(self._held())):
-            self._relist()
+            self.relist()
         said = "; ".join((*filter(None, (self.trouble,)), *self._lost()))
         if said != self._said:
             self._said = said
             if said:
                 log.warning("mig_changed_under_pods", why=said)
-                self._event(EVENT_MIG_CHANGED, said)
+                self.event(EVENT_MIG_CHANGED, said)
 
     def _wanted(self) -> bool:
-        return _LABEL.get(self._label(), self._setting)
+        return _LABEL.get(self.label(), self.setting)
 
     def _held(self) -> Sequence[Allocation]:
-        view, (before, held) = self._state.view, self._holders
+        view, (before, held) = self.state.view, self._holders
         if view is not before:
             held = [a for a in view.ledger if any(map(is_instance, a.cards))]
             self._holders = view, held
         return held
 
     def _lost(self) -> Iterator[str]:
-        view = self._state.view
+        view = self.state.view
         for state in view.node.cards:
             card = state.card
             holders = view.ledger.holders(card.uuid) if card.mig or (card.instance and state.missing) else ()

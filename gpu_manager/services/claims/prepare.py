@@ -195,27 +195,20 @@ class PreparedDevice:
     cdi: tuple[str, ...]
 
 
+@dataclass(eq=False, repr=False)
 class ClaimPreparer:
     """Thread-safe. No lock is held while the API server is asked."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        claims: Claims,
-        pods: Pods,
-        pages: ControlPages,
-        injector: Injector,
-        processes: Processes,
-        metrics: ServiceMetrics,
-    ) -> None:
-        self._judge = ClaimJudge(state, pods)
-        self._state = state
-        self._claims = claims
-        self._pods = pods
-        self._pages = pages
-        self._injector = injector
-        self._processes = processes
-        self._metrics = metrics
+    state: NodeState
+    claims: Claims
+    pods: Pods
+    pages: ControlPages
+    injector: Injector
+    processes: Processes
+    metrics: ServiceMetrics
+
+    def __post_init__(self) -> None:
+        self._judge = ClaimJudge(self.state, self.pods)
         self._lock = threading.Lock()  # of what is made on the node: one claim at a time
         self._absent: dict[PodUid, int] = {}  # rounds in which the API server did not have the claim
         self._lingering: set[PodUid] = set()  # released by the kubelet, and held by processes
@@ -226,7 +219,7 @@ class ClaimPreparer:
 
         Call it before the kubelet can start a container. What fails is tried again with the next Prepare.
         """
-        for uid in {allocation.pod for allocation in self._state.view.ledger.claims}:
+        for uid in {allocation.pod for allocation in self.state.view.ledger.claims}:
             try:
                 with self._lock:
                     for grant in self._held(uid):
@@ -248,10 +241,10 @@ class ClaimPreparer:
             with self._lock:
                 made = tuple(device for grant in held for device in self._make_ready(grant))
         except VcudaError as error:
-            self._metrics.claims.labels("refused", _reason(error)).inc()
+            self.metrics.claims.labels("refused", _reason(error)).inc()
             log.warning("claim_refused", claim=f"{namespace}/{name}", uid=uid, reason=str(error))
             raise
-        self._metrics.claims.labels("prepared", "").inc()
+        self.metrics.claims.labels("prepared", "").inc()
         self._prepared.add((namespace, name))
         self._linger(claim, lingers=False)  # a pod came before its processes had ended
         return made
@@ -271,7 +264,7 @@ class ClaimPreparer:
         if not held:
             return
         if still := self._living(held, self._reserved(namespace, claim, name)):
-            self._metrics.claims.labels("lingering", "").inc()
+            self.metrics.claims.labels("lingering", "").inc()
             self._linger(claim, lingers=True)
             raise NodeUnready(
                 f"processes of {still} still run and use what claim {namespace}/{name} holds: "
@@ -284,11 +277,11 @@ class ClaimPreparer:
         processes have ended: the kubelet that lost its records never does. Returns what was released.
         """
         released: list[Allocation] = []
-        held = {allocation.pod: allocation for allocation in self._state.view.ledger.claims}
+        held = {allocation.pod: allocation for allocation in self.state.view.ledger.claims}
         self._absent = {uid: rounds for uid, rounds in self._absent.items() if uid in held}
         for uid, allocation in held.items():
             try:
-                found = self._claims.read(allocation.namespace, _holder(allocation).name)
+                found = self.claims.read(allocation.namespace, _holder(allocation).name)
             except NodeUnready:
                 return tuple(released)  # nothing is known of the others either
             except RequestInvalid:
@@ -310,16 +303,16 @@ class ClaimPreparer:
     def _follow(self, uid: PodUid, allocation: Allocation, found: AllocatedClaim) -> None:
         if found.pods and set(found.pods) != set(_holder(allocation).pods):
             try:
-                self._state.set_claim_pods(uid, found.pods)
+                self.state.set_claim_pods(uid, found.pods)
             except NodeUnready as error:
                 log.warning("claim_pods_not_saved", claim=uid, reason=str(error))
 
     def _held(self, claim: PodUid) -> tuple[Grant, ...]:
-        view = self._state.view
+        view = self.state.view
         return tuple(view.grants[a.key] for a in view.ledger.of_pod(claim).values() if a.key in view.grants)
 
     def _book(self, namespace: str, uid: PodUid, name: str) -> tuple[Grant, ...]:
-        found = self._claims.read(namespace, name)
+        found = self.claims.read(namespace, name)
         if found is None:
             raise RequestInvalid(f"claim {namespace}/{name} does not exist any more")
         if found.uid != uid:
@@ -329,7 +322,7 @@ class ClaimPreparer:
         try:
             grants = self._judge.grants(found)
             try:
-                booked = self._state.prepare(grants)
+                booked = self.state.prepare(grants)
             except DoesNotFit as error:
                 raise DoesNotFit(self._judge.no_room(found, grants) or str(error)) from error
         except (RequestInvalid, DoesNotFit) as error:
@@ -339,7 +332,7 @@ class ClaimPreparer:
             "claim_booked",
             claim=f"{namespace}/{name}",
             requests=[_holder(grant.allocation).request for grant in booked],
-            cards=[self._state.node.index(card) for grant in booked for card in grant.allocation.cards],
+            cards=[self.state.node.index(card) for grant in booked for card in grant.allocation.cards],
             directories=[grant.directory for grant in booked],
         )
         return booked
@@ -349,10 +342,10 @@ class ClaimPreparer:
         self._open(grant)
         holder = _holder(grant.allocation)
         allocation = grant.allocation
-        cdi = self._injector.inject_claim(
+        cdi = self.injector.inject_claim(
             grant.directory, allocation.shares, allocation.priority, preload=holder.preload
         )
-        pool = self._state.node.name
+        pool = self.state.node.name
         return tuple(
             PreparedDevice(holder.request, pool, device, share_id, cdi[n : n + 1])
             for n, (device, share_id) in enumerate(holder.results)
@@ -360,12 +353,12 @@ class ClaimPreparer:
 
     def _open(self, grant: Grant) -> None:
         if limits := limits_of(grant):
-            self._pages.open(grant.directory, limits)
+            self.pages.open(grant.directory, limits)
 
     def _reserved(self, namespace: str, uid: PodUid, name: str) -> Sequence[tuple[PodUid, str]]:
         """The pods of the claim as the API server has it now; none if it cannot be read."""
         try:
-            found = self._claims.read(namespace, name)
+            found = self.claims.read(namespace, name)
         except (NodeUnready, RequestInvalid):
             return ()
         return found.pods if found is not None and found.uid == uid else ()
@@ -373,10 +366,10 @@ class ClaimPreparer:
     def _living(self, held: Sequence[Grant], more: Sequence[tuple[PodUid, str]]) -> str:
         """Names of the claim's pods of which a process lives; empty if none does, or none can be seen."""
         pods = {uid: name for grant in held for uid, name in (*_holder(grant.allocation).pods, *more)}
-        self._processes.look_again(pods.keys())
-        alive = {uid: self._processes.alive(uid) for uid in pods}
+        self.processes.look_again(pods.keys())
+        alive = {uid: self.processes.alive(uid) for uid in pods}
         # What a killed kubelet left behind before its start waits for us, as we would for it.
-        alive |= {uid: False for uid, lives in alive.items() if lives and self._processes.unstarted(uid)}
+        alive |= {uid: False for uid, lives in alive.items() if lives and self.processes.unstarted(uid)}
         if None in alive.values() and self._in_use(held):
             return "its pods"
         return ", ".join(sorted(f"pod {pods[uid]}" for uid, lives in alive.items() if lives))
@@ -386,7 +379,7 @@ class ClaimPreparer:
         for grant in held:
             if limits_of(grant):
                 try:
-                    used = self._pages.usage(grant.directory)
+                    used = self.pages.usage(grant.directory)
                 except NodeUnready:  # gone, or tampered with: it says nothing
                     continue
                 if any(use.processes for use in used):
@@ -397,10 +390,10 @@ class ClaimPreparer:
         for grant in held:
             self._prepared.discard((grant.allocation.namespace, _holder(grant.allocation).name))
         with self._lock:
-            released = self._state.release([grant.key for grant in held])
+            released = self.state.release([grant.key for grant in held])
             for grant in held:
-                self._pages.remove(grant.directory)
-        self._metrics.claims.labels("released", "").inc()
+                self.pages.remove(grant.directory)
+        self.metrics.claims.labels("released", "").inc()
         self._linger(held[0].allocation.pod, lingers=False)
         for one in released:
             log.info("claim_released", claim=one.pod_key, request=_holder(one).request, reason=why)
@@ -409,15 +402,15 @@ class ClaimPreparer:
         """Note whether only living processes keep the claim from its release."""
         with self._lock:
             (self._lingering.add if lingers else self._lingering.discard)(claim)
-            self._metrics.lingering_claims.set(len(self._lingering))
+            self.metrics.lingering_claims.set(len(self._lingering))
 
     def _tell(self, claim: AllocatedClaim, text: str) -> None:
         """An Event at each pod that waits for the claim."""
         uids = {uid for uid, _ in claim.pods}
-        for found in self._pods.local().values():
+        for found in self.pods.local().values():
             for one in found:
                 if one.pod.uid in uids and not one.tombstone:
-                    self._pods.event(one.pod, EVENT_REFUSED, text, warning=True)
+                    self.pods.event(one.pod, EVENT_REFUSED, text, warning=True)
 
 
 def _reason(error: VcudaError) -> str:

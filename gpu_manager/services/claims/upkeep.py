@@ -46,6 +46,7 @@ class _Wait:
     left: int = TRIES  # 0 as well where none of its claims is ours
 
 
+@dataclass(eq=False, repr=False)
 class PrepareAgain:
     """Call :meth:`look` every :data:`LOOK_SECONDS`, from one thread.
 
@@ -53,19 +54,13 @@ class PrepareAgain:
     true of a claim, by namespace and name, that was prepared since this agent started.
     """
 
-    def __init__(
-        self,
-        registrations: Callable[[], int],
-        is_prepared: Callable[[str, str], bool],
-        claims: Claims,
-        pods: Pods,
-        clock: Clock,
-    ) -> None:
-        self._registrations = registrations
-        self._is_prepared = is_prepared
-        self._claims = claims
-        self._pods = pods
-        self._clock = clock
+    registrations: Callable[[], int]
+    is_prepared: Callable[[str, str], bool]
+    claims: Claims
+    pods: Pods
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._seen = 0  # registrations
         self._waiting: dict[PodUid, _Wait] = {}
 
@@ -73,10 +68,10 @@ class PrepareAgain:
         """Annotate each pod that has waited for its claims for some seconds, or since before the driver was
         registered; again after twice the time, as long as it waits.
         """
-        registrations = self._registrations()
+        registrations = self.registrations()
         if not registrations:
             return
-        now, anew = self._clock.monotonic(), registrations != self._seen
+        now, anew = self.clock.monotonic(), registrations != self._seen
         pods = {pod.uid: pod for pod in self._pending()}
         if anew:
             self._seen, self._waiting = registrations, {}
@@ -95,12 +90,12 @@ class PrepareAgain:
         if not ours:
             return
         log.info("prepare_again", pod=pod.key)
-        self._pods.annotate(pod, {PREPARE_AGAIN: str(int(self._clock.now() * 1000))})
+        self.pods.annotate(pod, {PREPARE_AGAIN: str(int(self.clock.now() * 1000))})
         wait.due, wait.pause = now + wait.pause, min(2 * wait.pause, LONGEST_SECONDS)
 
     def _pending(self) -> list[Pod]:
         """The pods of this node with a container that has not started and names a claim not prepared yet."""
-        living = (f.pod for found in self._pods.local().values() for f in found if not f.tombstone)
+        living = (f.pod for found in self.pods.local().values() for f in found if not f.tombstone)
         return [
             pod
             for pod in living
@@ -108,13 +103,13 @@ class PrepareAgain:
         ]
 
     def _lacks(self, pod: Pod, claim: str) -> bool:
-        return not self._is_prepared(pod.namespace, claim)
+        return not self.is_prepared(pod.namespace, claim)
 
     def _is_ours(self, pod: Pod) -> bool:
         """True if one of the claims was allocated a card. Raises NodeUnready."""
         for name in _unstarted(pod):
             try:
-                if self._claims.read(pod.namespace, name) is not None:
+                if self.claims.read(pod.namespace, name) is not None:
                     return True
             except RequestInvalid:
                 continue  # of another driver, or one that will be refused again
@@ -130,25 +125,21 @@ RETRY_SECONDS = 5.0  # after an attempt that failed
 REPAIR_SECONDS = 60.0  # between two looks at what others may have changed
 
 
+@dataclass(eq=False, repr=False)
 class SlicePublisher:
-    """``look`` is called by one thread; ``trouble`` may be read by any."""
+    """``look`` is called by one thread; ``trouble`` may be read by any.
 
-    def __init__(
-        self,
-        state: NodeState,
-        slices: Slices,
-        clock: Clock,
-        metrics: ServiceMetrics,
-        minimum_cores: int,
-        policy: PlacementPolicy = PlacementPolicy.BINPACK,
-    ) -> None:
-        """``minimum_cores`` is the smallest part of a card that the cluster gives, in hundredths."""
-        self._state = state
-        self._slices = slices
-        self._clock = clock
-        self._metrics = metrics
-        self._minimum_cores = minimum_cores
-        self._policy = policy
+    ``minimum_cores`` is the smallest part of a card that the cluster gives, in hundredths.
+    """
+
+    state: NodeState
+    slices: Slices
+    clock: Clock
+    metrics: ServiceMetrics
+    minimum_cores: int
+    policy: PlacementPolicy = PlacementPolicy.BINPACK
+
+    def __post_init__(self) -> None:
         self._told: tuple[SharedDevice, ...] | None = None
         self._told_at = self._failed_at = float("-inf")
         self.trouble = ""
@@ -156,20 +147,20 @@ class SlicePublisher:
 
     def look(self) -> bool:
         """Publish the devices if it is time; True if the slice was written."""
-        devices, now = self._devices(), self._clock.monotonic()
+        devices, now = self._devices(), self.clock.monotonic()
         if not self._due(devices, now):
             return False
         try:
-            written = self._slices.publish(devices)
+            written = self.slices.publish(devices)
         except NodeUnready as error:
-            self._metrics.slice_failures.inc()
-            self._metrics.slice_unpublished.set(1)
+            self.metrics.slice_failures.inc()
+            self.metrics.slice_unpublished.set(1)
             if self.trouble != str(error):
                 log.error("slice_not_published", reason=str(error))
             self.trouble, self._failed_at = str(error), now
             return False
         self.trouble = ""
-        self._metrics.slice_unpublished.set(0)
+        self.metrics.slice_unpublished.set(0)
         self._told, self._told_at = devices, now
         if written:
             log.info("slice_published", devices=[device.name for device in devices])
@@ -183,10 +174,10 @@ class SlicePublisher:
             news.clear()
 
     def _devices(self) -> tuple[SharedDevice, ...]:
-        view = self._state.view
+        view = self.state.view
         used = {state.card.uuid: view.ledger.booked(state.card.uuid) for state in view.node.cards}
         return published_devices(
-            view.node.cards, used, self._policy, view.node.unit, self._minimum_cores, sides=view.sides
+            view.node.cards, used, self.policy, view.node.unit, self.minimum_cores, sides=view.sides
         )
 
     def _due(self, devices: Sequence[SharedDevice], now: float) -> bool:

@@ -71,39 +71,34 @@ class Compared:
 NOTHING: Final = Compared()
 
 
+@dataclass(eq=False, repr=False)
 class AccountCheck:
-    """Runs the comparison. One thread calls ``look``; any may read the results."""
+    """Runs the comparison. One thread calls ``look``; any may read the results.
 
-    def __init__(
-        self,
-        state: NodeState,
-        last_sample: Callable[[], Sample],
-        pods: Pods,
-        host_pid: Callable[[], bool],
-        clock: Clock,
-        gap: float = GAP,
-    ) -> None:
-        """``host_pid``: whether the node's processes are visible. ``gap``: the difference that is reported,
-        as a share of the card.
-        """
-        self._state = state
-        self._last_sample = last_sample
-        self._pods = pods
-        self._host_pid = host_pid
-        self._clock = clock
-        self._gap = gap
-        self._seen = Sample(clock.monotonic())
+    ``host_pid``: whether the node's processes are visible. ``gap``: the difference that is reported, as a
+    share of the card.
+    """
+
+    state: NodeState
+    last_sample: Callable[[], Sample]
+    pods: Pods
+    host_pid: Callable[[], bool]
+    clock: Clock
+    gap: float = GAP
+
+    def __post_init__(self) -> None:
+        self._seen = Sample(self.clock.monotonic())
         self._cases: dict[Place, _Case] = {}
         self._found = NOTHING
 
     @property
     def found(self) -> Compared:
         """The last results; empty if samples have stopped, since the driver may hang."""
-        return self._found if self._clock.monotonic() - self._seen.at < SILENCE_SECONDS else NOTHING
+        return self._found if self.clock.monotonic() - self._seen.at < SILENCE_SECONDS else NOTHING
 
     def look(self) -> None:
         """Compare the last sample, unless it was compared before."""
-        sample, before = self._last_sample(), self._seen
+        sample, before = self.last_sample(), self._seen
         seconds, self._seen = sample.at - before.at, sample
         if seconds <= 0 or (sample.shares is before.shares and not (sample.processes or self._cases)):
             return
@@ -117,14 +112,14 @@ class AccountCheck:
 
     def _lacks(self, sample: Sample, used: Mapping[Place, ShareUse]) -> dict[CardUuid, str]:
         lacks = {}
-        mig = {state.card.uuid for state in self._state.node.cards if not state.card.undivided}
+        mig = {state.card.uuid for state in self.state.node.cards if not state.card.undivided}
         for _, card in used:
             told = sample.cards.get(card)
             if card in mig:
                 lacks[card] = "mig"
             elif told is not None and not (told.samples_processes and told.lists_processes):
                 lacks[card] = "samples"
-            elif not self._host_pid():
+            elif not self.host_pid():
                 lacks[card] = "host-pid"
         return lacks
 
@@ -138,7 +133,7 @@ class AccountCheck:
         if case is None:
             if not works:
                 return
-            case = self._cases[place] = _Case(AccountWitness(self._gap), sample.at)
+            case = self._cases[place] = _Case(AccountWitness(self.gap), sample.at)
         if reading is None:
             case.witness.miss(seconds)
         else:
@@ -160,9 +155,9 @@ class AccountCheck:
         (log.warning if differs else log.info)(
             "account_compared", pod=key[0], container=key[1], card=card, verdict=verdict.value, why=text
         )
-        text = f"{described(key[1], grant)} on card {self._state.node.index(card)}: {text}"
-        for pod in users_of(key, grant, pods_by_uid(self._pods.local())):
-            self._pods.event(pod, EVENT_ACCOUNT_DIFFERS, text, warning=differs)
+        text = f"{described(key[1], grant)} on card {self.state.node.index(card)}: {text}"
+        for pod in users_of(key, grant, pods_by_uid(self.pods.local())):
+            self.pods.event(pod, EVENT_ACCOUNT_DIFFERS, text, warning=differs)
 
     def _summed_up(self, lacks: Mapping[CardUuid, str]) -> Compared:
         judged = {place: case.witness for place, case in self._cases.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import structlog
 
@@ -42,22 +42,17 @@ RETRY_SECONDS = 60.0  # until the next attempt where no kind worked: the driver 
 NONE = "none"
 
 
+@dataclass(eq=False, repr=False)
 class DriverMemoryLimits:
     """Sets the limits. One thread calls ``look``; any may read ``kinds``."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        pods: Pods,
-        setter: DriverMemoryLimitSetter,
-        clock: Clock,
-        metrics: ServiceMetrics,
-    ) -> None:
-        self._state = state
-        self._pods = pods
-        self._setter = setter
-        self._clock = clock
-        self._metrics = metrics
+    state: NodeState
+    pods: Pods
+    setter: DriverMemoryLimitSetter
+    clock: Clock
+    metrics: ServiceMetrics
+
+    def __post_init__(self) -> None:
         self._containers = ContainerGrants()
         self._held: dict[tuple[str, CardUuid], str | None] = {}
         self._retry: dict[tuple[str, CardUuid], float] = {}
@@ -69,7 +64,7 @@ class DriverMemoryLimits:
 
     def look(self) -> None:
         """Set the limits of new containers, and drop those of ended ones."""
-        wanted, now = self._wanted(), self._clock.monotonic()
+        wanted, now = self._wanted(), self.clock.monotonic()
         if wanted is self._looked and now < self._next:
             return
         for place in [place for place in self._held if place not in wanted]:
@@ -87,7 +82,7 @@ class DriverMemoryLimits:
 
         Recomputed only if grants or pods have changed: neither mapping is ever changed in place.
         """
-        grants, pods = self._state.view.grants, self._pods.local()
+        grants, pods = self.state.view.grants, self.pods.local()
         if self._last is None or self._last[0] is not grants or self._last[1] is not pods:
             self._last = grants, pods, self._limits(grants, pods)
         return self._last[2]
@@ -110,13 +105,13 @@ class DriverMemoryLimits:
     def _hold(self, container_id: str, card: CardUuid, limit: int) -> None:
         place = (container_id, card)
         try:
-            kind = self._setter.hold(container_id, card, limit)
+            kind = self.setter.hold(container_id, card, limit)
         except NodeUnready as error:
             log.debug("driver_memory_limit_pending", container=container_id[:12], reason=str(error))
             return
         self._held[place] = kind
         if kind is None:
-            self._retry[place] = self._clock.monotonic() + RETRY_SECONDS
+            self._retry[place] = self.clock.monotonic() + RETRY_SECONDS
         else:
             log.info("driver_memory_limit_set", container=container_id[:12], card=card, bytes=limit, by=kind)
 
@@ -124,7 +119,7 @@ class DriverMemoryLimits:
         if self._held.pop((container_id, card)) is None:
             return
         try:
-            self._setter.let_go(container_id, card)
+            self.setter.let_go(container_id, card)
         except NodeUnready as error:
             log.warning("driver_memory_limit_not_removed", container=container_id[:12], reason=str(error))
 
@@ -157,26 +152,22 @@ class _Open:
     wrong: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class InjectionCheck:
-    """Runs the check. One thread calls ``look``; any may read ``found``."""
+    """Runs the check. One thread calls ``look``; any may read ``found``.
 
-    def __init__(
-        self,
-        state: NodeState,
-        pods: Pods,
-        processes: ContainerMounts,
-        clock: Clock,
-        strategy: str,
-        *,
-        driver: bool,
-    ) -> None:
-        """``strategy`` is how containers are injected, for messages; ``driver``: the cards are real ones."""
-        self._state = state
-        self._pods = pods
-        self._processes = processes
-        self._clock = clock
-        self._strategy = strategy
-        self._driver = driver
+    ``strategy`` is how containers are injected, for messages; ``driver``: the cards are real ones.
+    """
+
+    state: NodeState
+    pods: Pods
+    processes: ContainerMounts
+    clock: Clock
+    strategy: str
+    _: KW_ONLY
+    driver: bool
+
+    def __post_init__(self) -> None:
         self._grants = ContainerGrants()
         self._open: dict[Container, _Open] = {}
         self._judged: dict[Container, NotInjected | None] = {}
@@ -190,7 +181,7 @@ class InjectionCheck:
 
     def look(self) -> None:
         """Judge the containers that have started since the last call."""
-        grants, local = self._state.view.grants, self._pods.local()
+        grants, local = self.state.view.grants, self.pods.local()
         is_same = self._sources is not None and self._sources[0] is grants and self._sources[1] is local
         if is_same and not self._open:
             return
@@ -198,14 +189,14 @@ class InjectionCheck:
             self._running, self._sources = self._running_among(grants, local), (grants, local)
         running = self._running
         self._judged = {one: fault for one, fault in self._judged.items() if one in running}
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         self._open = {
             one: self._open.get(one) or _Open(now, now) for one in running if one not in self._judged
         }
         due = {one for one, looked in self._open.items() if looked.due <= now}
         if not due:
             return
-        mounts = self._processes.mounts(due)
+        mounts = self.processes.mounts(due)
         for one in due:
             looked = self._open[one]
             looked.due = now if now - looked.since < PATIENCE_SECONDS else now + RARELY_SECONDS
@@ -217,7 +208,7 @@ class InjectionCheck:
                     seen,
                     grant.directory,
                     fraction=not any(share.whole for share in grant.allocation.shares),
-                    driver=self._driver,
+                    driver=self.driver,
                 )
                 for seen in mounts[one]
             ]
@@ -246,11 +237,11 @@ class InjectionCheck:
         }
 
     def _tell(self, pod: Pod, name: str, why: str) -> NotInjected:
-        log.error("container_not_injected", pod=pod.key, container=name, injection=self._strategy, reason=why)
+        log.error("container_not_injected", pod=pod.key, container=name, injection=self.strategy, reason=why)
         text = (
             f'container "{name}" runs without what it was granted: {why}. The container runtime did not '
-            f"act on the injection by {self._strategy}: run `gpu-manager doctor` on the node, choose another "
+            f"act on the injection by {self.strategy}: run `gpu-manager doctor` on the node, choose another "
             "--device-injection, then delete the pod"
         )
-        self._pods.event(pod, EVENT_NOT_INJECTED, text, warning=True)
+        self.pods.event(pod, EVENT_NOT_INJECTED, text, warning=True)
         return NotInjected(pod.namespace, pod.name, name, why)

@@ -12,7 +12,7 @@ charged, memory that is charged but gone, and memory that the driver counts for 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import structlog
 
@@ -181,33 +181,26 @@ _Place = tuple[Key, CardUuid]
 _Accused = tuple[_Place, EvasionReason]
 
 
+@dataclass(eq=False, repr=False)
 class EvasionDetector:
-    """Judges each sample. One thread calls ``look``; any may read ``evaders`` and ``blind``."""
+    """Judges each sample. One thread calls ``look``; any may read ``evaders`` and ``blind``.
 
-    def __init__(
-        self,
-        state: NodeState,
-        last_sample: Callable[[], Sample],
-        pods: Pods,
-        witness: PageEvidence,
-        host: HostProcesses,
-        metrics: ServiceMetrics,
-        *,
-        evict: bool,
-        leases: Callable[[], Mapping[CardUuid, Sequence[int]]] = dict,
-    ) -> None:
-        """``evict``: evict evaders that a controller recreates. ``leases``: the cards whose gates cannot be
-        opened because of a lease, with the PIDs that hold it.
-        """
-        self._state = state
-        self._last_sample = last_sample
-        self._pods = pods
-        self._witness = witness
-        self._host = host
-        self._slots = PageSlots(witness, host)
-        self._metrics = metrics
-        self._evict = evict
-        self._leases = leases
+    ``evict``: evict evaders that a controller recreates. ``leases``: the cards whose gates cannot be
+    opened because of a lease, with the PIDs that hold it.
+    """
+
+    state: NodeState
+    last_sample: Callable[[], Sample]
+    pods: Pods
+    witness: PageEvidence
+    host: HostProcesses
+    metrics: ServiceMetrics
+    _: KW_ONLY
+    evict: bool
+    leases: Callable[[], Mapping[CardUuid, Sequence[int]]] = dict
+
+    def __post_init__(self) -> None:
+        self._slots = PageSlots(self.witness, self.host)
         self._seen_at: float | None = None
         self._clean: tuple[object, ...] = ()  # what was judged last, if there was nothing to report
         self._cases: Mapping[_Accused, _Case] = {}
@@ -221,7 +214,7 @@ class EvasionDetector:
 
     def look(self) -> None:
         """Judge the last sample, if it is new and not empty."""
-        sample = self._last_sample()
+        sample = self.last_sample()
         if sample.at == self._seen_at:
             return
         first, self._seen_at = self._seen_at is None, sample.at
@@ -229,12 +222,12 @@ class EvasionDetector:
             return  # no sample yet
         self.blind = frozenset(
             lack
-            for lack, there in (("host-pid", self._host.host_pid()), ("cards", bool(sample.cards)))
+            for lack, there in (("host-pid", self.host.host_pid()), ("cards", bool(sample.cards)))
             if not there
         )
         if self._nothing_new(sample):
             return
-        pods = pods_by_uid(self._pods.local())
+        pods = pods_by_uid(self.pods.local())
         grants = {key: grant for key, grant in sample.grants.items() if key not in sample.ended}
         self._weigh(self._verdicts(sample, pods), grants, pods)
         self._time.forget(sample.processes.keys())
@@ -243,11 +236,9 @@ class EvasionDetector:
         """True if no process uses a card, in this sample and in the one judged before, there was nothing to
         report then, and no page was changed illegally since. Most nodes idle most of the time.
         """
-        before, tampering = self._clean, self._witness.tampering()
+        before, tampering = self._clean, self.witness.tampering()
         self._clean = (
-            ()
-            if self._leases() or sample.processes
-            else (sample.shares, sample.grants, self.blind, tampering)
+            () if self.leases() or sample.processes else (sample.shares, sample.grants, self.blind, tampering)
         )
         if self._cases or not before or not self._clean:
             return False
@@ -271,9 +262,9 @@ class EvasionDetector:
     def _lease_holders(self, pods: Mapping[PodUid, Pod]) -> dict[_Accused, str]:
         """Containers whose lease on the gate's file keeps the agent or the watcher from opening the gate."""
         found = {}
-        for card, pids in self._leases().items():
+        for card, pids in self.leases().items():
             for pid in pids:
-                uid, container_id = self._host.container_of(pid) or ("", "")
+                uid, container_id = self.host.container_of(pid) or ("", "")
                 pod = pods.get(PodUid(uid))
                 for container in pod.containers if pod is not None else ():
                     if container.runtime_id == container_id:
@@ -292,7 +283,7 @@ class EvasionDetector:
         grant = sample.grants.get(place[0])
         if grant is None or use is None or use.enforcement != "active" or sample.processes.get(place):
             return False
-        return self._witness.attacks(grant.directory)[0] == self._attacks.get(grant.directory, 0)
+        return self.witness.attacks(grant.directory)[0] == self._attacks.get(grant.directory, 0)
 
     def _facts(
         self, place: _Place, use: ShareUse | None, sample: Sample, pods: Mapping[PodUid, Pod]
@@ -331,7 +322,7 @@ class EvasionDetector:
         )
 
     def _tampering(self, grant: Grant, use: ShareUse) -> str | None:
-        count, what = self._witness.attacks(grant.directory)
+        count, what = self.witness.attacks(grant.directory)
         before, self._attacks[grant.directory] = self._attacks.get(grant.directory, 0), count
         if count > before:
             return f"its pages were changed as the library never does it: {what}"
@@ -370,20 +361,20 @@ class EvasionDetector:
         self._evicted &= frozenset(pods)
 
     def _name(self, evader: Evader) -> None:
-        self._metrics.evaders_named.labels(evader.reason.value).inc()
+        self.metrics.evaders_named.labels(evader.reason.value).inc()
         log.error("evasion_detected", **_fields(evader), evidence=evader.evidence)
 
     def _tell(self, evader: Evader, pod: Pod, grant: Grant | None) -> None:
         """Report an evader; a pod without a grant is reported too, but never evicted."""
-        card = self._state.node.index(evader.card)
+        card = self.state.node.index(evader.card)
         text = f"{described(evader.container, grant)} on card {card}: {evader.evidence}"
-        evicts = self._evict and grant is not None and pod.controlled and evader.reason in EVICTABLE
+        evicts = self.evict and grant is not None and pod.controlled and evader.reason in EVICTABLE
         if evicts and pod.uid not in self._evicted:
             self._evicted |= {pod.uid}
             log.warning("evading_pod_evicted", **_fields(evader))
-            self._pods.evict(pod, text)
+            self.pods.evict(pod, text)
             text += "; the pod is evicted"
-        self._pods.event(pod, EVENT_EVADER, text, warning=True)
+        self.pods.event(pod, EVENT_EVADER, text, warning=True)
 
 
 def _asks(pod: Pod | None, name: str) -> bool:

@@ -54,29 +54,22 @@ class CardProtection:
     beside_normal: bool
 
 
+@dataclass(eq=False, repr=False)
 class CardGates:
     """Grants shares and runs the watcher. One thread calls ``look``, after each :attr:`pause` and when
     ``due`` is set, as by each change of what is granted; any may read ``told``.
     """
 
-    def __init__(
-        self,
-        grants: Callable[[], Mapping[Key, Grant]],
-        sample: Callable[[], Sample],
-        pages: CorrectedPages,
-        gates: Gates,
-        watcher: GateWatcher,
-        clock: Clock,
-        metrics: ServiceMetrics,
-    ) -> None:
+    grants: Callable[[], Mapping[Key, Grant]]
+    sample: Callable[[], Sample]
+    pages: CorrectedPages
+    gates: Gates
+    watcher: GateWatcher
+    clock: Clock
+    metrics: ServiceMetrics
+
+    def __post_init__(self) -> None:
         self.due = threading.Event()
-        self._grants = grants
-        self._sample = sample
-        self._pages = pages
-        self._gates = gates
-        self._watcher = watcher
-        self._clock = clock
-        self._metrics = metrics
         self._granted: dict[tuple[str, CardUuid], Granted] = {}
         self._failed = ""
         self._without_gates: Mapping[Key, Grant] | None = None
@@ -85,10 +78,10 @@ class CardGates:
 
     def look(self) -> None:
         """Grant the shares due now, and have the right gates watched."""
-        grants = self._grants()
+        grants = self.grants()
         if grants is self._without_gates:
             return
-        members = _members(grants, self._sample())
+        members = _members(grants, self.sample())
         cards = gated_cards(members)
         self._grant(members, cards)
         self._watch(cards)
@@ -102,7 +95,7 @@ class CardGates:
 
     def close(self) -> None:
         """End the watcher, which opens all gates."""
-        self._watcher.close()
+        self.watcher.close()
 
     def _grant(self, members: Sequence[CardMember], cards: Sequence[GatedCard]) -> None:
         due = {
@@ -117,10 +110,10 @@ class CardGates:
                 continue
             name, uuid = place
             try:
-                now_ns = int(self._clock.monotonic() * 1e9)
-                self._pages.publish(name, now_ns, {uuid: Correction(granted=told.share, beside=told.beside)})
+                now_ns = int(self.clock.monotonic() * 1e9)
+                self.pages.publish(name, now_ns, {uuid: Correction(granted=told.share, beside=told.beside)})
             except NodeUnready as error:
-                self._metrics.scrape_errors.labels("pages").inc()
+                self.metrics.scrape_errors.labels("pages").inc()
                 log.debug("share_not_granted", directory=name, reason=str(error))
                 continue
             self._granted[place] = told
@@ -128,10 +121,10 @@ class CardGates:
     def _watch(self, cards: Sequence[GatedCard]) -> None:
         try:
             for card in cards:
-                self._gates.ensure(card.card)
-            self._watcher.watch([GateWatch(c.card, _told(c.protected), _told(c.best_effort)) for c in cards])
+                self.gates.ensure(card.card)
+            self.watcher.watch([GateWatch(c.card, _told(c.protected), _told(c.best_effort)) for c in cards])
         except NodeUnready as error:
-            self._metrics.scrape_errors.labels("gates").inc()
+            self.metrics.scrape_errors.labels("gates").inc()
             if str(error) != self._failed:
                 log.error("gates_not_watched", reason=str(error))
             self._failed = str(error)
@@ -140,7 +133,7 @@ class CardGates:
 
     def _closed(self, card: CardUuid) -> float | None:
         try:
-            return self._gates.read(card).closed_seconds
+            return self.gates.read(card).closed_seconds
         except NodeUnready:
             return None
 

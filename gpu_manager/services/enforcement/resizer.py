@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Final
 
 import structlog
@@ -90,38 +90,29 @@ class _Wait:
     told: str = ""
 
 
+@dataclass(eq=False, repr=False)
 class Resizer:
     """Resizes containers. Thread-safe. ``follow`` is called when a pod changes, ``look`` after each
     sample.
+
+    ``last``: the newest sample of usage. ``tell`` writes what a pod holds into its annotation. ``alone``:
+    there is no extender, so the agent judges requests itself; ``minimum_cores`` is then the smallest part
+    of a card that it gives.
     """
 
-    def __init__(
-        self,
-        state: NodeState,
-        pods: Pods,
-        limits: LimitPages,
-        pages: ControlPages,
-        last: Callable[[], Sample],
-        clock: Clock,
-        tell: Callable[[Pod], object] = lambda _: None,
-        *,
-        alone: bool = False,
-        minimum_cores: int = 1,
-    ) -> None:
-        """``last``: the newest sample of usage. ``tell`` writes what a pod holds into its annotation.
-        ``alone``: there is no extender, so the agent judges requests itself; ``minimum_cores`` is then the
-        smallest part of a card that it gives.
-        """
-        self._state = state
-        self._pods = pods
-        self._limits = limits
-        self._pages = pages
-        self._last = last
-        self._clock = clock
-        self._tell = tell
-        self._alone = alone
-        self._minimum_cores = minimum_cores
-        self._key = RESIZE if alone else RESIZED
+    state: NodeState
+    pods: Pods
+    limits: LimitPages
+    pages: ControlPages
+    last: Callable[[], Sample]
+    clock: Clock
+    tell: Callable[[Pod], object] = lambda _: None
+    _: KW_ONLY
+    alone: bool = False
+    minimum_cores: int = 1
+
+    def __post_init__(self) -> None:
+        self._key = RESIZE if self.alone else RESIZED
         self._pending: set[PodUid] = set()
         self._local: object = None  # the API's pods, of which _by_uid was made
         self._by_uid: Mapping[PodUid, Pod] = {}
@@ -132,13 +123,13 @@ class Resizer:
 
     def follow(self, pod: Pod) -> None:
         """Bring each fraction of the pod nearer to its size; ``look`` retries steps that have to wait."""
-        with self._limits.changing:
+        with self.limits.changing:
             self._follow(pod)
 
     def look(self) -> None:
         """Retry waiting steps, and sizes that were annotated before their container was admitted."""
-        with self._limits.changing:
-            local = self._pods.local()
+        with self.limits.changing:
+            local = self.pods.local()
             if local is not self._local:
                 self._local = local
                 self._by_uid = {
@@ -149,7 +140,7 @@ class Resizer:
             if due := self._pending | self._asking:
                 for pod in [pod for uid, pod in self._by_uid.items() if uid in due]:
                     self._follow(pod)
-            grants = self._state.view.grants
+            grants = self.state.view.grants
             for key in (self._capped.keys() | self._waits.keys() | self._unwritten) - grants.keys():
                 self._forget(key)
 
@@ -157,7 +148,7 @@ class Resizer:
         self._pending.discard(pod.uid)
         if pod.terminal:
             return
-        grants, changed = self._state.view.grants, False
+        grants, changed = self.state.view.grants, False
         for name, size in self._sizes(pod).items():
             grant = grants.get((pod.uid, name))
             if grant is None or not grant.directory or not limits_of(grant) or not _is_legal(grant, size):
@@ -178,14 +169,14 @@ class Resizer:
             else:
                 self._wait(pod, now.key, _progress(now, size, self._used(now)))
         if changed:
-            self._tell(pod)
+            self.tell(pod)
 
     def _sizes(self, pod: Pod) -> Sizes:
         """The sizes for the pod's containers, as the scheduler answered, or as the agent judges alone."""
-        if not self._alone:
+        if not self.alone:
             answer = answer_of(pod)
             return answer.sizes if answer else {}
-        lone = lone_sizes(self._state, pod, self._minimum_cores)
+        lone = lone_sizes(self.state, pod, self.minimum_cores)
         for name, why in lone.refused.items():
             reason = why.removeprefix(f"container {quoted(name)}: ")
             self._wait(pod, (pod.uid, name), f"keeps its size: {reason}", warning=True)
@@ -205,16 +196,16 @@ class Resizer:
         held = size_of(grant.allocation)
         if not size.fits_in(held):  # book first: no other pod may be promised it
             held, cap = held.peak(size), grant.memory_cap if size.memory < held.memory else 0
-            grant = self._state.resize(grant, held, cap)
+            grant = self.state.resize(grant, held, cap)
             self._publish(grant)
         if size.cores < held.cores:  # in force first
             held = replace(held, cores=size.cores)
             self._publish(replace(grant, allocation=resized(grant.allocation, held)))
-            grant = self._state.resize(grant, held, grant.memory_cap)
+            grant = self.state.resize(grant, held, grant.memory_cap)
         if size.memory < held.memory:
             return self._free_memory(grant, held, size.memory)
         if grant.memory_cap:  # a shrink that was withdrawn
-            grant = self._state.resize(grant, held)
+            grant = self.state.resize(grant, held)
             self._publish(grant)
         if grant.key in self._unwritten:
             self._publish(grant)
@@ -228,57 +219,57 @@ class Resizer:
             used = self._used(grant, after=published)
             if used is not None and used <= grant.memory_cap:
                 held = replace(held, memory=grant.memory_cap * parts)
-                grant = self._state.resize(grant, held)
+                grant = self.state.resize(grant, held)
         used = self._used(grant)
         if used is None or held.memory == wanted:
             return grant
-        unit = self._state.node.unit
+        unit = self.state.node.unit
         cap = max(wanted // parts, -(-used // unit) * unit)
         if cap < (grant.memory_cap or held.memory // parts):
-            grant = self._state.resize(grant, held, cap)
+            grant = self.state.resize(grant, held, cap)
         elif not grant.memory_cap or published is not None:
             return grant
         self._publish(grant)
-        self._capped[grant.key] = self._clock.monotonic()
+        self._capped[grant.key] = self.clock.monotonic()
         return grant
 
     def _publish(self, grant: Grant) -> None:
         self._unwritten.add(grant.key)
-        self._limits.write(grant)
+        self.limits.write(grant)
         self._unwritten.discard(grant.key)
 
     def _used(self, grant: Grant, after: float | None = None) -> int | None:
         """Bytes that the container holds of the card of which it holds most, by its page now and by the
         driver in the last sample; None if either is unknown, or if that sample was taken before ``after``.
         """
-        sample = self._last()
+        sample = self.last()
         uses = {use.share.card: use for use in sample.shares if use.key == grant.key}
         driver = [use.held for use in uses.values() if use.held is not None]
         known = uses.keys() == set(grant.allocation.cards) and len(driver) == len(uses)
         if not known or (after is not None and sample.at <= after):
             return None
         page = Counter[CardUuid]()
-        for use in self._pages.usage(grant.directory):
+        for use in self.pages.usage(grant.directory):
             page[use.card] += use.memory
         return max(*driver, *(page[card] + use.beyond for card, use in uses.items()))
 
     def _done(self, pod: Pod, grant: Grant) -> None:
         self._forget(grant.key)
-        text = explain_shares(grant.allocation.shares, self._state.node.cards)
+        text = explain_shares(grant.allocation.shares, self.state.node.cards)
         log.info("resized", pod=pod.key, container=grant.key[1], now=text)
-        self._pods.event(pod, EVENT_RESIZED, f"container {quoted(grant.key[1])} has {text} now")
+        self.pods.event(pod, EVENT_RESIZED, f"container {quoted(grant.key[1])} has {text} now")
 
     def _wait(self, pod: Pod, key: Key, text: str, *, warning: bool = False) -> None:
         """Let the step wait until the next call of ``look``. An Event and a log line give the reason, once
         per text: a fault at once, a step in progress only if it takes longer than usual.
         """
         self._pending.add(pod.uid)
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         wait = self._waits.setdefault(key, _Wait(now))
         if wait.told != text and (warning or now - wait.since >= PATIENCE_SECONDS):
             wait.told = text
             log.info("resize_waits", pod=pod.key, container=key[1], reason=text)
-            self._pods.event(pod, EVENT_RESIZE_WAITS, f"container {quoted(key[1])} {text}", warning=warning)
+            self.pods.event(pod, EVENT_RESIZE_WAITS, f"container {quoted(key[1])} {text}", warning=warning)
 
     def _forget(self, key: Key) -> None:
         self._capped.pop(key, None)

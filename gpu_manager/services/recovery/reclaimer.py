@@ -7,6 +7,7 @@ each GetPreferredAllocation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import structlog
 
@@ -33,35 +34,26 @@ LOOK_SECONDS = 2.0  # between two looks whether a round is due
 HURRY_SECONDS = 20.0  # after a pod has ended: its processes mostly end within a few seconds
 
 
+@dataclass(eq=False, repr=False)
 class Reclaimer:
-    """Releases what ended pods held, after two rounds, and removes directories that no grant names."""
+    """Releases what ended pods held, after two rounds, and removes directories that no grant names.
 
-    def __init__(
-        self,
-        state: NodeState,
-        window: AdmissionWindow,
-        departed: DepartedPods,
-        kubelet: Kubelet,
-        pods: Pods,
-        tenants: ControlPages,
-        injector: Injector,
-        processes: Processes,
-        clock: Clock,
-        metrics: ServiceMetrics,
-        seconds: float,
-    ) -> None:
-        """``seconds``: between two rounds of :meth:`look` while no pod ends."""
-        self._state = state
-        self._window = window
-        self._departed = departed
-        self._kubelet = kubelet
-        self._pods = pods
-        self._tenants = tenants
-        self._injector = injector
-        self._processes = processes
-        self._clock = clock
-        self._metrics = metrics
-        self._seconds = seconds
+    ``seconds``: between two rounds of :meth:`look` while no pod ends.
+    """
+
+    state: NodeState
+    window: AdmissionWindow
+    departed: DepartedPods
+    kubelet: Kubelet
+    pods: Pods
+    tenants: ControlPages
+    injector: Injector
+    processes: Processes
+    clock: Clock
+    metrics: ServiceMetrics
+    seconds: float
+
+    def __post_init__(self) -> None:
         self._rounded = float("-inf")
         self._ended: dict[PodUid, float] = {}  # holders that the API has no longer, and since when
         self._absent: dict[Key, int] = {}
@@ -73,16 +65,16 @@ class Reclaimer:
         """A round if it is time for one: at each look for a while after a pod has ended, since what it holds
         beyond its device ids comes back by no other way.
         """
-        now, view = self._clock.monotonic(), self._state.view
-        ended = self._without_pod(view, self._pods.local())
+        now, view = self.clock.monotonic(), self.state.view
+        ended = self._without_pod(view, self.pods.local())
         if unnamed := set(filter(is_unidentified, ended)):
             ended -= unnamed  # of these the pods, which are named only in the kubelet's checkpoint
-            entries = self._kubelet.checkpoint() or ()
+            entries = self.kubelet.checkpoint() or ()
             held = (g.ids for key, g in view.grants.items() if key[0] in unnamed)
             ended |= {e.pod for ids in held for e in _entries_of(ids, entries)} & self._known_ended()
         self._ended = {uid: self._ended.get(uid, now) for uid in ended}
         hurries = any(now - since < HURRY_SECONDS for since in self._ended.values())
-        if not hurries and now - self._rounded < self._seconds:
+        if not hurries and now - self._rounded < self.seconds:
             return ()
         self._rounded = now
         return self.round()
@@ -97,11 +89,11 @@ class Reclaimer:
 
     def round(self) -> tuple[Allocation, ...]:
         """One round; returns what was released."""
-        view = self._state.view
+        view = self.state.view
         unnamed = {key: g.ids for key, g in view.grants.items() if is_unidentified(g.allocation.pod)}
-        entries = self._kubelet.checkpoint()
+        entries = self.kubelet.checkpoint()
         listing = self.active()
-        if self._clock.monotonic() - self._window.registered_at < SETTLE_SECONDS:
+        if self.clock.monotonic() - self.window.registered_at < SETTLE_SECONDS:
             self._absent = {}
             self._sweep()
             return ()
@@ -109,9 +101,9 @@ class Reclaimer:
         gone = {a.key for a in held if self._gone(a, entries, listing, unnamed.get(a.key))}
         self._absent = {key: self._absent.get(key, 0) + 1 for key in gone}
         due = [key for key, rounds in self._absent.items() if rounds >= ABSENT_ROUNDS]
-        released = self._state.release([key for key in due if self._processes.alive(key[0]) is not True])
+        released = self.state.release([key for key in due if self.processes.alive(key[0]) is not True])
         for allocation in released:
-            self._metrics.allocations_reclaimed.inc()
+            self.metrics.allocations_reclaimed.inc()
             log.info("reclaimed", pod=allocation.pod_key, container=allocation.container)
         self._sweep()
         return released
@@ -119,7 +111,7 @@ class Reclaimer:
     def active(self) -> frozenset[tuple[str, str]] | None:
         """Pods that are active for the kubelet; None while it admits one or does not answer."""
         try:
-            return self._window.when_idle(lambda: frozenset(self._kubelet.listing()))
+            return self.window.when_idle(lambda: frozenset(self.kubelet.listing()))
         except NodeUnready:
             return None
 
@@ -143,16 +135,16 @@ class Reclaimer:
             return False
         # The checkpoint may show an ended pod until the next admission. A new kubelet lists its pods one by
         # one: not to be listed counts if the pod was before, or if nothing of it runs for certain.
-        return self._departed.seen(allocation.pod) or self._processes.alive(allocation.pod) is False
+        return self.departed.seen(allocation.pod) or self.processes.alive(allocation.pod) is False
 
     def _over(self, uid: PodUid) -> bool:
         """True if the API showed the pod's end and nothing of it runs: the kubelet keeps its entries until
         the next admission.
         """
-        return uid in self._known_ended() and self._processes.alive(uid) is False
+        return uid in self._known_ended() and self.processes.alive(uid) is False
 
     def _known_ended(self) -> set[PodUid]:
-        known = (f for found in self._pods.local().values() for f in found)
+        known = (f for found in self.pods.local().values() for f in found)
         return {f.pod.uid for f in known if f.tombstone or f.pod.terminal}
 
     def _living(self, allocation: Allocation) -> bool:
@@ -163,7 +155,7 @@ class Reclaimer:
             f.pod.uid == allocation.pod
             and (not allocation.pod_name or f.pod.key == allocation.pod_key)
             and not (f.tombstone or f.unread or f.pod.terminal)
-            for found in self._pods.local().values()
+            for found in self.pods.local().values()
             for f in found
         )
 
@@ -171,18 +163,18 @@ class Reclaimer:
         """Remove directories that no grant named in two rounds; one that cannot be removed is left to the
         next agent, which may have the right, and keeps nothing else from being given back.
         """
-        named = frozenset(g.directory for g in self._state.view.grants.values())
-        orphans = frozenset(self._tenants.names()) - named
+        named = frozenset(g.directory for g in self.state.view.grants.values())
+        orphans = frozenset(self.tenants.names()) - named
         for name in (orphans & self._orphans) - self._stuck:
             try:
-                self._tenants.remove(name)
+                self.tenants.remove(name)
             except NodeUnready as error:
                 self._stuck.add(name)
                 log.warning("directory_stays", directory=name, reason=str(error))
             else:
                 log.info("directory_removed", directory=name)
         self._orphans = orphans
-        self._injector.prune(named)
+        self.injector.prune(named)
 
 
 def _entries_of(

@@ -16,7 +16,7 @@ container of it ends, and evicted if it has a controller.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from operator import is_
 
 import structlog
@@ -45,28 +45,23 @@ PERIOD_SECONDS = 2.0
 PATIENCE_SECONDS = 5.0  # of a directory that the node has removed, before the agent restarts
 
 
+@dataclass(eq=False, repr=False)
 class InjectionKeeper:
-    """``look`` is called by one thread; ``trouble`` may be read by any."""
+    """``look`` is called by one thread; ``trouble`` may be read by any.
 
-    def __init__(
-        self,
-        state: NodeState,
-        pods: Pods,
-        injector: Injector,
-        clock: Clock,
-        restart: Callable[[], None],
-        outdated: Callable[[], str] = str,
-    ) -> None:
-        """``restart`` ends the agent, to be started again with its mounts made anew. ``outdated``: why the
-        way of injection, which is chosen at the start, gives containers no cards any more.
-        """
-        self._outdated = outdated
+    ``restart`` ends the agent, to be started again with its mounts made anew. ``outdated``: why the way
+    of injection, which is chosen at the start, gives containers no cards any more.
+    """
+
+    state: NodeState
+    pods: Pods
+    injector: Injector
+    clock: Clock
+    restart: Callable[[], None]
+    outdated: Callable[[], str] = str
+
+    def __post_init__(self) -> None:
         self._left = False
-        self._state = state
-        self._pods = pods
-        self._injector = injector
-        self._clock = clock
-        self._restart = restart
         self._detached: float | None = None
         self._asked = False
         self._sources: tuple[object, object] = (None, None)
@@ -77,7 +72,7 @@ class InjectionKeeper:
     def look(self) -> None:
         """Make again what is lost."""
         try:
-            self._injector.restore(self._held())
+            self.injector.restore(self._held())
         except NodeUnready as error:
             if self.trouble != str(error):
                 log.error("injection_lost", reason=str(error))
@@ -87,25 +82,25 @@ class InjectionKeeper:
                 log.info("injection_restored")
             self.trouble = ""
         self._follow_mount()
-        if (why := self._outdated()) and not self._left:
+        if (why := self.outdated()) and not self._left:
             self._left = True
             log.warning("injection_chosen_anew", reason=why)
-            self._restart()
+            self.restart()
 
     def _follow_mount(self) -> None:
-        now = self._clock.monotonic()
-        if not self._injector.detached():
+        now = self.clock.monotonic()
+        if not self.injector.detached():
             self._detached = None
             return
         self._detached = now if self._detached is None else self._detached
         if now - self._detached >= PATIENCE_SECONDS and not self._asked:
             self._asked = True
             log.error("restarting", reason=self.trouble)
-            self._restart()
+            self.restart()
 
     def _held(self) -> Mapping[str, HeldInjection]:
         """Made anew only from other grants or pods: neither is ever changed in place."""
-        grants, local = self._state.view.grants, self._pods.local()
+        grants, local = self.state.view.grants, self.pods.local()
         if self._sources[0] is not grants or self._sources[1] is not local:
             pods = {f.pod.uid: f.pod for found in local.values() for f in found}
             self._found = {
@@ -151,32 +146,25 @@ class Stranded:
         return tuple(dict.fromkeys(name for name, _ in self.lacking))
 
 
+@dataclass(eq=False, repr=False)
 class PodsWithoutDevices:
-    """Reports each such pod once. One thread calls :meth:`look`; others may read :attr:`uids`."""
+    """Reports each such pod once. One thread calls :meth:`look`; others may read :attr:`uids`.
 
-    def __init__(
-        self,
-        state: NodeState,
-        window: AdmissionWindow,
-        kubelet: Kubelet,
-        pods: Pods,
-        processes: Processes,
-        clock: Clock,
-        metrics: ServiceMetrics,
-        seconds: float,
-        *,
-        evict: bool,
-    ) -> None:
-        """``seconds``: between two listings of the kubelet's pods, once these have settled."""
-        self._state = state
-        self._window = window
-        self._kubelet = kubelet
-        self._pods = pods
-        self._processes = processes
-        self._clock = clock
-        self._metrics = metrics
-        self._seconds = seconds
-        self._evict = evict
+    ``seconds``: between two listings of the kubelet's pods, once these have settled.
+    """
+
+    state: NodeState
+    window: AdmissionWindow
+    kubelet: Kubelet
+    pods: Pods
+    processes: Processes
+    clock: Clock
+    metrics: ServiceMetrics
+    seconds: float
+    _: KW_ONLY
+    evict: bool
+
+    def __post_init__(self) -> None:
         self._listed_at = float("-inf")
         self._failed: set[PodUid] = set()
         self._seen: Mapping[PodUid, int] = {}
@@ -201,18 +189,18 @@ class PodsWithoutDevices:
         if found is None:
             return
         for uid, one in self._named.items():
-            if uid not in found and self._evict and one.pod.controlled:
-                self._pods.evict(one.pod, None)
+            if uid not in found and self.evict and one.pod.controlled:
+                self.pods.evict(one.pod, None)
         self._named = {uid: found[uid] for uid in self._named if uid in found}
         if not found.keys() <= self._named.keys():
             self._confirm()
         else:
             self._seen = {}
-        self._metrics.stranded_containers.set(sum(len(one.containers) for one in self._named.values()))
+        self.metrics.stranded_containers.set(sum(len(one.containers) for one in self._named.values()))
 
     def _name_failed(self) -> None:
         """Tell each pod once that failed for good because no agent served, as after a boot."""
-        local = self._pods.local()
+        local = self.pods.local()
         if local is self._searched:
             return
         self._searched = local
@@ -223,12 +211,12 @@ class PodsWithoutDevices:
                 text = (
                     f"the kubelet admitted it while no agent served, as after a boot, and failed it: {cure}"
                 )
-                self._pods.event(pod, EVENT_REFUSED, text, warning=True)
+                self.pods.event(pod, EVENT_REFUSED, text, warning=True)
 
     def _confirm(self) -> None:
-        now = self._clock.monotonic()
-        settling = now - self._window.registered_at < SETTLE_SECONDS
-        if not settling and now - self._listed_at < self._seconds:
+        now = self.clock.monotonic()
+        settling = now - self.window.registered_at < SETTLE_SECONDS
+        if not settling and now - self._listed_at < self.seconds:
             return
         active = self._active()
         # Read after the listing: a pod that is listed while the kubelet admits none has its entries by now.
@@ -239,7 +227,7 @@ class PodsWithoutDevices:
         self._seen = {
             uid: self._seen.get(uid, 0) + 1
             for uid, one in found.items()
-            if _listed_without(active, one) and not (settling and self._processes.alive(uid) is False)
+            if _listed_without(active, one) and not (settling and self.processes.alive(uid) is False)
         }
         new = [
             found[uid]
@@ -249,22 +237,22 @@ class PodsWithoutDevices:
         self._named = {**self._named, **{one.pod.uid: one for one in new}}
         # All are named before the first of them ends: each write takes its time on a busy node.
         for pod, text in [(one.pod, self._report(one)) for one in new]:
-            if self._evict and pod.controlled:
-                self._pods.evict(pod, text)
+            if self.evict and pod.controlled:
+                self.pods.evict(pod, text)
 
     def _active(self) -> Listing | None:
         try:
-            return self._window.when_idle(self._kubelet.listing)
+            return self.window.when_idle(self.kubelet.listing)
         except NodeUnready:
             return None
 
     def _found(self) -> Mapping[PodUid, Stranded] | None:
         """Whoever lacks devices by the checkpoint alone; None where it cannot be read."""
-        entries = self._kubelet.checkpoint()
+        entries = self.kubelet.checkpoint()
         if entries is None:
             return None
-        local = self._pods.local()
-        sources = (entries, local, self._state.view)
+        local = self.pods.local()
+        sources = (entries, local, self.state.view)
         if len(self._compared[0]) == len(sources) and all(map(is_, self._compared[0], sources)):
             return self._compared[1]
         holders = {(e.pod, e.container, e.resource) for e in entries if e.ids}
@@ -280,7 +268,7 @@ class PodsWithoutDevices:
         unknown = MIRROR in pod.annotations and not pod.static  # its resource is unknown
         if not pod.asks or not pod.started or pod.deleting or pod.terminal or unknown:
             return None
-        booked = self._state.view.ledger.of_pod(pod.uid)
+        booked = self.state.view.ledger.of_pod(pod.uid)
         lost = {name for name, held in booked.items() if held.granted and held.claim is None}
         lacking = tuple(
             (container.name, resource)
@@ -294,16 +282,16 @@ class PodsWithoutDevices:
 
     def _report(self, stranded: Stranded) -> str:
         pod = stranded.pod
-        evicted = self._evict and pod.controlled
+        evicted = self.evict and pod.controlled
         cure = "the pod is evicted" if evicted else "delete the pod"
         if pod.static:
             cure = "move the pod's manifest out of the kubelet's directory and back"
         text = f"{'; '.join(_why(stranded))}; {cure}, so that a new one is admitted in its place"
-        self._metrics.pods_without_devices.inc()
+        self.metrics.pods_without_devices.inc()
         log.warning(
             "stranded", pod=pod.key, containers=stranded.containers, lost=stranded.lost, evicted=evicted
         )
-        self._pods.event(pod, EVENT_WITHOUT_DEVICES, text, warning=True)
+        self.pods.event(pod, EVENT_WITHOUT_DEVICES, text, warning=True)
         return text
 
 
