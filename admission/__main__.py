@@ -33,12 +33,7 @@ from gpu_manager.runtime.program import KLOG_FLAGS, configure_log, pass_over_old
 
 # The predecessor's flags that mean nothing any more: accepted with one warning, so that an old manifest
 # starts. The value says whether a value follows.
-OLD_FLAGS: Final = {
-    "pprofAddress": True,
-    "incluster-mode": False,
-    "config": True,
-    **KLOG_FLAGS,
-}
+OLD_FLAGS: Final = {"pprofAddress": True, "incluster-mode": False, "config": True, **KLOG_FLAGS}
 
 
 def command(

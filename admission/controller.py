@@ -116,12 +116,7 @@ class SchedulingController:
         )
         self.claiming = ClaimingPods(self.cluster, access.writer, clock, terms.minimum_cores)
         self._quota = QuotaController(
-            settings.quota_map,
-            self.cluster,
-            access.writer,
-            metrics,
-            self.leader.leads,
-            self.claiming.waiting,
+            settings.quota_map, self.cluster, access.writer, metrics, self.leader.leads, self.claiming.waiting
         )
         self.quota = self._quota.book
         rules = BindRules(self.leader.leads, settings.binds_for, terms.minimum_cores)

@@ -14,13 +14,7 @@ from gpu_manager.domain.cluster.claims import KnownClaim, read_claim
 from gpu_manager.domain.cluster.node_books import Used, one_of
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.claim import ClaimSpec, parse_claim_spec
-from gpu_manager.domain.dra.demand import (
-    ClaimDemand,
-    ClassConfig,
-    OfferedCards,
-    check_parameters,
-    demands,
-)
+from gpu_manager.domain.dra.demand import ClaimDemand, ClassConfig, OfferedCards, check_parameters, demands
 from gpu_manager.domain.dra.parameters import Configured, read_config
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import PodUid

@@ -87,15 +87,9 @@ def _stuck(statuses: object) -> Iterator[Obj]:
 def _claiming(meta: Obj, spec: Obj, status: Obj) -> Obj:
     """One that waits, and uses ResourceClaims: whose they are, they say themselves."""
     return {
-        "metadata": {
-            **_picked(meta, _TIMED),
-            "annotations": _annotations(meta),
-        },
+        "metadata": {**_picked(meta, _TIMED), "annotations": _annotations(meta)},
         "spec": _picked(spec, ("resourceClaims", "schedulerName")),
-        "status": {
-            **_picked(status, ("phase", "resourceClaimStatuses")),
-            **_unscheduled(status),
-        },
+        "status": {**_picked(status, ("phase", "resourceClaimStatuses")), **_unscheduled(status)},
     }
 
 

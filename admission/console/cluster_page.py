@@ -147,10 +147,7 @@ class _Scope:
             "ranges": list(self._sources.ranges),
             "waiting": [self._row(o) for o in waiting[:MOST_WAITING]],
             "quota": None if quota is None else quota.rows(snapshot.used, snapshot.protected),
-            "left_out": {
-                "nodes": len(views) - len(shown),
-                "waiting": max(0, len(waiting) - MOST_WAITING),
-            },
+            "left_out": {"nodes": len(views) - len(shown), "waiting": max(0, len(waiting) - MOST_WAITING)},
         }
         self._answers.clear()
         self.made = self._clock.monotonic()

@@ -128,11 +128,7 @@ def console_routes(
         **documented("Use over time of the cluster, or of the node, card or pod that ?name= names."),
     )
     def past(
-        request: Request,
-        subject: str = "cluster",
-        name: str = "",
-        namespace: str = "",
-        span: str = MINUTES,
+        request: Request, subject: str = "cluster", name: str = "", namespace: str = "", span: str = MINUTES
     ) -> Response:
         def work() -> Response:
             query = HistoryQuery.parse(subject, name, namespace)

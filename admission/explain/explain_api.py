@@ -247,9 +247,7 @@ def explain_routes(knowledge: ExplainSources, gate: CallerGate) -> APIRouter:
             except RequestInvalid as error:
                 return said(HTTPStatus.BAD_REQUEST, str(error))
             return gate.answered(
-                request,
-                draft.view.pod.namespace,
-                lambda: _explained(request, knowledge.explain_draft(draft)),
+                request, draft.view.pod.namespace, lambda: _explained(request, knowledge.explain_draft(draft))
             )
 
         return await run_in_threadpool(work)

@@ -142,10 +142,7 @@ class WaitingClaims:
         return NodeFinding(view, FITS, f"fits: {given}{self._worth(view, cards, found)}")
 
     def _worth(
-        self,
-        view: NodeView,
-        cards: Mapping[str, _Device],
-        found: Sequence[Sequence[AllocatedShare]],
+        self, view: NodeView, cards: Mapping[str, _Device], found: Sequence[Sequence[AllocatedShare]]
     ) -> str:
         """Sentences on what priorities would be worth on these cards; empty where they change nothing."""
         if not self._ranks:

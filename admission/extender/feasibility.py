@@ -234,11 +234,7 @@ class FeasibilityCheck:
         return found if isinstance(found, Fit) else None
 
     def _choose(
-        self,
-        view: NodeView,
-        ledger: Ledger,
-        used: Mapping[str, Amount],
-        protected: Mapping[str, Amount],
+        self, view: NodeView, ledger: Ledger, used: Mapping[str, Amount], protected: Mapping[str, Amount]
     ) -> Fit | Unfit | None:
         """Choose cards, except of models whose quota they would exceed; None if there is no room."""
         closed: frozenset[str] = frozenset()

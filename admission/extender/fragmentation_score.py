@@ -387,10 +387,7 @@ def spread_costs(
 
 
 def costs_under(
-    terms: PriceTerms,
-    request: PodRequest,
-    candidates: Sequence[RankedNode],
-    found: Sequence[Priced | None],
+    terms: PriceTerms, request: PodRequest, candidates: Sequence[RankedNode], found: Sequence[Priced | None]
 ) -> Sequence[Cost | None]:
     """The costs under these terms, of candidates that the epoch has priced; None for the others."""
     prices, kept, most = terms.prices, terms.kept, _most_cards(request)

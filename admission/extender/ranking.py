@@ -105,10 +105,7 @@ def _cost(request: PodRequest, view: NodeView, fit: Fit) -> Cost:
 
 
 def scores(
-    names: NodeNames,
-    numbers: npt.NDArray[np.int32],
-    costs: Mapping[int, Cost],
-    totals: Totals | None = None,
+    names: NodeNames, numbers: npt.NDArray[np.int32], costs: Mapping[int, Cost], totals: Totals | None = None
 ) -> Scores:
     """The score of each node: exactly one 10, the others 0 to 8 by rank, 0 where the pod does not fit.
 

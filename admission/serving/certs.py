@@ -172,11 +172,7 @@ class ClientGuard:
     """
 
     def __init__(
-        self,
-        certificate: Path,
-        key: Path,
-        authority: Path,
-        withdrawn: Callable[[], None] = lambda: None,
+        self, certificate: Path, key: Path, authority: Path, withdrawn: Callable[[], None] = lambda: None
     ) -> None:
         """``withdrawn`` is told when an authority is trusted no more: its clients may be connected."""
         self._authority = authority

@@ -123,10 +123,7 @@ class Peers:
         return peer.names if peer else frozenset()
 
     def come(
-        self,
-        client: tuple[str, int],
-        certificate: Mapping[str, Any],
-        end: Callable[[], None] = lambda: None,
+        self, client: tuple[str, int], certificate: Mapping[str, Any], end: Callable[[], None] = lambda: None
     ) -> None:
         """A connection was made with this certificate (as :meth:`ssl.SSLSocket.getpeercert` has it).
 

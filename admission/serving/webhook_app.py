@@ -133,11 +133,7 @@ def _documented(summary: str) -> dict[str, Any]:
 
 
 def _judge(
-    request: Request,
-    body: bytes,
-    verb: str,
-    judge: Callable[[Review], ReviewVerdict],
-    parts: WebhookParts,
+    request: Request, body: bytes, verb: str, judge: Callable[[Review], ReviewVerdict], parts: WebhookParts
 ) -> Response:
     if _PROXIED in request.headers:
         return _refusal(HTTPStatus.FORBIDDEN, "API servers send reviews themselves, not through their proxy")

@@ -31,12 +31,7 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.judgement import check_resize
-from gpu_manager.domain.rules.legal_values import (
-    check_guarded,
-    check_pod,
-    guarded_keys,
-    warn_pod,
-)
+from gpu_manager.domain.rules.legal_values import check_guarded, check_pod, guarded_keys, warn_pod
 from gpu_manager.domain.rules.pod_annotations import FIXED
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
@@ -334,8 +329,7 @@ def _judge_template(
     pods = f"pods of this {kind}"
     foretold = (f"{pods}{' will be refused' if bad else ''}: {v.refusal}" for bad, v in found)
     return ReviewVerdict(
-        warnings=(*foretold, *(one.message for one in beside)),
-        rules=_ids((*(v for _, v in found), *beside)),
+        warnings=(*foretold, *(one.message for one in beside)), rules=_ids((*(v for _, v in found), *beside))
     )
 
 

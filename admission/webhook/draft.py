@@ -212,11 +212,7 @@ def _with_default(
         units=text,
         size=format_bytes(int(units) * terms.unit),
     )
-    mended = replace(
-        container,
-        memory_units=units,
-        memory_units_request=units if len(written) > 1 else None,
-    )
+    mended = replace(container, memory_units=units, memory_units_request=units if len(written) > 1 else None)
     return mended, written, (change,)
 
 

@@ -127,12 +127,7 @@ class Config:
     ] = Front.PLUGIN
     claim_cards: ClaimCards = NO_CARDS
     minimum_cores: Annotated[
-        int,
-        Option(
-            min=1,
-            max=100,
-            help="Smallest part of a card for claims, and with --resize-alone.",
-        ),
+        int, Option(min=1, max=100, help="Smallest part of a card for claims, and with --resize-alone.")
     ] = 1
     cdi: Annotated[Path, Option("--cdi-dir", help="Directory of the runtime's CDI specs.")] = Path(CDI_DIR)
     numa_policy: NumaPolicy = NumaPolicy.NONE

@@ -95,11 +95,7 @@ def _of_agent() -> _NodeView | None:
 
 
 def _gather(view: _NodeView, token: str) -> Facts:
-    from gpu_manager.adapters.diagnosis.machine import (  # noqa: PLC0415  # same
-        gather_driver,
-        gather_kubelet,
-        gather_runtime,
-    )
+    from gpu_manager.adapters.diagnosis.machine import gather_driver, gather_kubelet, gather_runtime  # noqa: PLC0415  # same
     from gpu_manager.adapters.driver_files.host import HostFiles  # noqa: PLC0415  # same
     from gpu_manager.adapters.driver_files.node_config import runtime_socket  # noqa: PLC0415  # same
 

@@ -15,9 +15,7 @@ from gpu_manager.agent.config import Config
 from gpu_manager.domain import features
 from gpu_manager.domain.advice.demand import HOUR
 from gpu_manager.domain.advice.size import AdvicePolicy
-from gpu_manager.domain.contract import (
-    KUBELET_DIR,
-)
+from gpu_manager.domain.contract import KUBELET_DIR
 from gpu_manager.domain.dra.sides import NO_CARDS, ClaimCards, Front, parse_claim_cards
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT

@@ -43,10 +43,7 @@ _ALPHA, _BETA, _STABLE = FeatureStage
 _CARD: Final = "the programs of the card's kit within their bars on two generations of cards"
 
 MEMORY_LIMITS: Final = Feature(
-    "memory-limits",
-    _STABLE,
-    "A container gets no more of a card's memory than its share",
-    "isolation.md",
+    "memory-limits", _STABLE, "A container gets no more of a card's memory than its share", "isolation.md"
 )
 CORE_LIMITS: Final = Feature(
     "core-limits", _BETA, "A container uses no more of a card's time than its share", "isolation.md",
@@ -66,10 +63,7 @@ PLACEMENT: Final = Feature(
 )  # fmt: skip
 QUOTA: Final = Feature("quota", _STABLE, "Cores and memory by namespace and model", "quota.md", ("quota",))
 EXPLAIN: Final = Feature(
-    "explain",
-    _STABLE,
-    "Why a pod waits, and the smallest change that helps",
-    "troubleshooting.md",
+    "explain", _STABLE, "Why a pod waits, and the smallest change that helps", "troubleshooting.md"
 )
 DOCTOR: Final = Feature("doctor", _STABLE, "Checks of nodes and clusters, each with its cure", "doctor.md")
 PREDECESSOR: Final = Feature(

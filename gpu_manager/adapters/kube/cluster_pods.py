@@ -21,12 +21,7 @@ from gpu_manager.adapters.kube.connection import (
     pods_path,
 )
 from gpu_manager.adapters.kube.outbox import Outbox
-from gpu_manager.adapters.kube.tasks import (
-    EventTeller,
-    Thing,
-    annotate_pod,
-    merge_by_name,
-)
+from gpu_manager.adapters.kube.tasks import EventTeller, Thing, annotate_pod, merge_by_name
 from gpu_manager.domain.cluster.pod_events import PodEvent, read_pod_event
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod

@@ -107,10 +107,7 @@ class Connection:
     """
 
     def __init__(
-        self,
-        access: ApiAccess,
-        timeouts: Timeouts | None = None,
-        cures: Mapping[int, str] | None = None,
+        self, access: ApiAccess, timeouts: Timeouts | None = None, cures: Mapping[int, str] | None = None
     ) -> None:
         self.timeouts = timeouts or Timeouts()
         self.host = access.url
@@ -284,13 +281,7 @@ class Connection:
         except NodeUnready as error:
             raise Unreachable(f"cannot log in to the API server at {self.host}: {error}") from error
         login = {"Authorization": shown} if shown else {}
-        return {
-            "Accept": _JSON,
-            "User-Agent": "gpu-manager",
-            **login,
-            **self._access.headers,
-            **(more or {}),
-        }
+        return {"Accept": _JSON, "User-Agent": "gpu-manager", **login, **self._access.headers, **(more or {})}
 
     def unreachable(self, what: str, error: Exception) -> Unreachable:
         """The connection's error for a request that ended without a usable answer."""

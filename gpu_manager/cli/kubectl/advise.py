@@ -48,10 +48,7 @@ class ApplyWay(Enum):
 
 
 def command(
-    name: Annotated[
-        str,
-        Argument(metavar="POD|KIND/NAME", help="Default: all.", complete="pods"),
-    ] = "",
+    name: Annotated[str, Argument(metavar="POD|KIND/NAME", help="Default: all.", complete="pods")] = "",
     memory_margin: Annotated[
         float | None,
         Option(

@@ -134,10 +134,7 @@ def _alone(forecast: Forecast, why: str) -> _Found:
 
 
 def _forecast(
-    view: cluster_view.ClusterView,
-    pods: Sequence[cluster_view.RequestedPod],
-    admission: str,
-    access: Access,
+    view: cluster_view.ClusterView, pods: Sequence[cluster_view.RequestedPod], admission: str, access: Access
 ) -> _Found:
     """The service's answer; where it cannot be asked, that of this program."""
 

@@ -146,9 +146,7 @@ def _with_priorities(devices: Sequence[HeldDevice], config: object) -> tuple[Hel
         priorities = {}
     return tuple(
         replace(
-            one,
-            request=one.request.partition("/")[0],
-            priority=priorities.get(one.request, Priority.NORMAL),
+            one, request=one.request.partition("/")[0], priority=priorities.get(one.request, Priority.NORMAL)
         )
         for one in devices
     )

@@ -86,12 +86,7 @@ _END: Final = "delete the older one: its controller ends it only once this one i
 # Labels that controllers write to the pods of a rollout: its name, the template, and the cure.
 _ROLLOUTS: Final = (
     ("Knative Service", "serving.knative.dev/service", "serving.knative.dev/revision", _END),
-    (
-        "RayService",
-        "ray.io/originated-from-cr-name",
-        "ray.io/cluster",
-        f"upgradeStrategy None, or {_END}",
-    ),
+    ("RayService", "ray.io/originated-from-cr-name", "ray.io/cluster", f"upgradeStrategy None, or {_END}"),
     ("DeploymentConfig", "deploymentconfig", "deployment", "set its strategy to Recreate"),
 )
 _ROLLING: Final = "set the strategy Recreate, or rollingUpdate with maxSurge 0 and maxUnavailable 1"

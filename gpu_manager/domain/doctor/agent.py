@@ -52,9 +52,7 @@ def _enforcement_unknown(agent: AgentFacts, _: float) -> Iterator[str]:
 
 
 @AGENT.trouble(
-    "evading",
-    "A container bypasses its limits.",
-    "See docs/security; `--evict-evaders` evicts such pods.",
+    "evading", "A container bypasses its limits.", "See docs/security; `--evict-evaders` evicts such pods."
 )
 def _evading(agent: AgentFacts, _: float) -> Iterator[str]:
     yield from seen(agent.evading, _METRICS)

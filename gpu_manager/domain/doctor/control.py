@@ -7,14 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpu_manager.domain.contract import ALLOCATION, CORE, EVICT, decode_eviction_mark
-from gpu_manager.domain.doctor.facts import (
-    CheckGroup,
-    ClusterFacts,
-    counted,
-    known,
-    nodes_of,
-    pods_of,
-)
+from gpu_manager.domain.doctor.facts import CheckGroup, ClusterFacts, counted, known, nodes_of, pods_of
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.resize.judgement import past_limits
 from gpu_manager.domain.resources import DEFAULT_UNIT
