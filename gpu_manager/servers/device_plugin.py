@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -70,29 +70,25 @@ def devices_of(resource: str, offer: KubeletOffer) -> list[api_pb2.Device]:
     return devices
 
 
+@dataclass(eq=False, repr=False)
 class ResourceServer(PluginStreams):
-    """One resource. Each call is translated, done by the services, and timed."""
+    """One resource. Each call is translated, done by the services, and timed.
 
-    def __init__(
-        self,
-        resource: str,
-        state: NodeState,
-        allocator: Allocator,
-        proof: PreStart,
-        metrics: ServiceMetrics,
-        woken: threading.Event,
-        *,
-        lending: bool = False,
-        lost: Callable[[], object] = lambda: None,
-    ) -> None:
-        """``lost`` is called when a stream ends that we did not end."""
+    ``lost`` is called when a stream ends that we did not end.
+    """
+
+    resource: InitVar[str]
+    state: NodeState
+    allocator: Allocator
+    proof: PreStart
+    metrics: ServiceMetrics
+    woken: InitVar[threading.Event]
+    _: KW_ONLY
+    lending: bool = False
+    lost: Callable[[], object] = lambda: None
+
+    def __post_init__(self, resource: str, woken: threading.Event) -> None:
         super().__init__(resource, woken)
-        self._lending = lending
-        self._lost = lost
-        self._state = state
-        self._allocator = allocator
-        self._proof = proof
-        self._metrics = metrics
         self._told = False
 
     def announce(self) -> None:
@@ -103,10 +99,10 @@ class ResourceServer(PluginStreams):
 
     def _offer(self) -> KubeletOffer:
         """Without a second name for cards the node and the withdrawn ids alone count."""
-        if self._lending:
-            return self._state.offer
-        withdrawn = self._state.offer.withdrawn if self._state.withdrawing else {}
-        return KubeletOffer(self._state.node, withdrawn=withdrawn)
+        if self.lending:
+            return self.state.offer
+        withdrawn = self.state.offer.withdrawn if self.state.withdrawing else {}
+        return KubeletOffer(self.state.node, withdrawn=withdrawn)
 
     def options(self) -> api_pb2.DevicePluginOptions:
         """See :meth:`PluginStreams.options`."""
@@ -157,15 +153,15 @@ class ResourceServer(PluginStreams):
         for one in request.container_requests:
             ids: Sequence[str] = ()
             try:
-                ids = self._allocator.prefer(
+                ids = self.allocator.prefer(
                     self.resource, one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size
                 )
             except Exception:
-                self._metrics.preferred_allocation_failures.labels(self.resource).inc()
+                self.metrics.preferred_allocation_failures.labels(self.resource).inc()
                 log.exception("preferred_allocation_failed", resource=self.resource)
             answers.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=ids))
-        context.set_trailing_metadata(((DECIDED, self._state.memo(self.resource)),))
-        self._metrics.preferred_seconds.labels(self.resource).observe(time.monotonic() - started)
+        context.set_trailing_metadata(((DECIDED, self.state.memo(self.resource)),))
+        self.metrics.preferred_seconds.labels(self.resource).observe(time.monotonic() - started)
         return api_pb2.PreferredAllocationResponse(container_responses=answers)
 
     def Allocate(  # noqa: N802
@@ -177,13 +173,13 @@ class ResourceServer(PluginStreams):
             if not request.container_requests:
                 raise RequestInvalid(f"{self.resource}: Allocate names no container")
             responses = [
-                _response(self._allocator.allocate(self.resource, one.devices_ids, memo))
+                _response(self.allocator.allocate(self.resource, one.devices_ids, memo))
                 for one in request.container_requests
             ]
         except VcudaError as error:
             _abort(context, error)
         finally:
-            self._metrics.allocate_seconds.labels(self.resource).observe(time.monotonic() - started)
+            self.metrics.allocate_seconds.labels(self.resource).observe(time.monotonic() - started)
         return api_pb2.AllocateResponse(container_responses=responses)
 
     def PreStartContainer(  # noqa: N802
@@ -191,7 +187,7 @@ class ResourceServer(PluginStreams):
     ) -> api_pb2.PreStartContainerResponse:
         if self.resource in CARRIERS:
             try:
-                self._proof.prove(self.resource, request.devices_ids)
+                self.proof.prove(self.resource, request.devices_ids)
             except VcudaError as error:
                 log.warning("prestart_failed", reason=str(error))
                 _abort(context, error)
@@ -201,7 +197,7 @@ class ResourceServer(PluginStreams):
         """See :meth:`PluginStreams.ended`."""
         super().ended()
         if self.cut.is_set():
-            self._lost()
+            self.lost()
         self.announce()
 
 

@@ -47,21 +47,19 @@ _LONGEST_ERROR: Final = 4096
 _LONGEST_MESSAGE: Final = 1024  # of a device's health
 
 
+@dataclass(eq=False, repr=False)
 class PluginCalls(api_pb2_grpc.DRAPluginServicer):
     """NodePrepareResources and NodeUnprepareResources: each claim is judged by itself."""
 
-    def __init__(
-        self, preparer: ClaimPreparer, metrics: ServiceMetrics, changed: Callable[[], object] = lambda: None
-    ) -> None:
-        self._preparer = preparer
-        self._metrics = metrics
-        self._changed = changed
+    preparer: ClaimPreparer
+    metrics: ServiceMetrics
+    changed: Callable[[], object] = lambda: None
 
     def NodePrepareResources(  # noqa: N802  # the API's name
         self, request: api_pb2.NodePrepareResourcesRequest, context: grpc.ServicerContext
     ) -> api_pb2.NodePrepareResourcesResponse:
         answers = {claim.uid: self._prepared(claim) for claim in request.claims}
-        self._changed()
+        self.changed()
         return api_pb2.NodePrepareResourcesResponse(claims=answers)
 
     def NodeUnprepareResources(  # noqa: N802
@@ -71,21 +69,21 @@ class PluginCalls(api_pb2_grpc.DRAPluginServicer):
         for claim in request.claims:
             answer = answers[claim.uid] = api_pb2.NodeUnprepareResourceResponse()
             try:
-                self._preparer.unprepare(claim.namespace, claim.uid, claim.name)
+                self.preparer.unprepare(claim.namespace, claim.uid, claim.name)
             except VcudaError as error:
                 log.info("claim_not_released", claim=f"{claim.namespace}/{claim.name}", reason=str(error))
                 answer.error = str(error)[:_LONGEST_ERROR]
-        self._changed()
+        self.changed()
         return api_pb2.NodeUnprepareResourcesResponse(claims=answers)
 
     def _prepared(self, claim: api_pb2.Claim) -> api_pb2.NodePrepareResourceResponse:
         started = time.monotonic()
         try:
-            devices = self._preparer.prepare(claim.namespace, claim.uid, claim.name)
+            devices = self.preparer.prepare(claim.namespace, claim.uid, claim.name)
         except VcudaError as error:
             return api_pb2.NodePrepareResourceResponse(error=str(error)[:_LONGEST_ERROR])
         finally:
-            self._metrics.prepare_seconds.observe(time.monotonic() - started)
+            self.metrics.prepare_seconds.observe(time.monotonic() - started)
         return api_pb2.NodePrepareResourceResponse(
             devices=[
                 api_pb2.Device(

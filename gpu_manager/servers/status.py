@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import InitVar, asdict, dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -67,40 +67,31 @@ _NOT_NAMED: Final = (
 )
 
 
+@dataclass(eq=False, repr=False)
 class Status:
-    """The status pages by path; every method answers from memory."""
+    """The status pages by path; every method answers from memory.
 
-    def __init__(
-        self,
-        state: NodeState,
-        usage: UsageSampler,
-        registry: CollectorRegistry,
-        version: str,
-        ready: Callable[[], Mapping[str, bool]],
-        why: Callable[[], str] = str,
-        sized: Callable[[], Sequence[Sized]] = tuple,
-        health: Health | None = None,
-        differing: Callable[[], Mapping[Place, float]] = dict,
-        past: UsagePast | None = None,
-        records: Callable[[], Sequence[bytes]] = tuple,
-    ) -> None:
-        """``ready`` names what must hold, ``why`` what stands in the way, ``sized`` the sizes advised,
-        ``differing`` by how much the driver's figure exceeds an account, where that is reported. ``past``
-        remembers what was used; None: nothing is. ``records``: the newest recorded decisions, lines of JSON.
+    ``ready`` names what must hold, ``why`` what stands in the way, ``sized`` the sizes advised,
+    ``differing`` by how much the driver's figure exceeds an account, where that is reported. ``past``
+    remembers what was used; None: nothing is. ``records``: the newest recorded decisions, lines of JSON.
 
-        ``health`` tells what happened to cards; None: nobody does.
-        """
-        self._health = health
-        self._state = state
-        self._usage = usage
-        self._registry = registry
-        self._version = version
-        self._ready = ready
-        self._why = why
-        self._sized = sized
-        self._differing = differing
-        self._records = records
-        self._past_use = past or UsagePast(state.node.name)
+    ``health`` tells what happened to cards; None: nobody does.
+    """
+
+    state: NodeState
+    sampler: UsageSampler
+    registry: CollectorRegistry
+    version: str
+    ready: Callable[[], Mapping[str, bool]]
+    why: Callable[[], str] = str
+    sized: Callable[[], Sequence[Sized]] = tuple
+    health: Health | None = None
+    differing: Callable[[], Mapping[Place, float]] = dict
+    past: InitVar[UsagePast | None] = None
+    records: Callable[[], Sequence[bytes]] = tuple
+
+    def __post_init__(self, past: UsagePast | None) -> None:
+        self._past_use = past or UsagePast(self.state.node.name)
 
     def answer(self, path: str, accept: str, query: str = "", scope: NameScope = ALL_NAMES) -> Answer:
         """Status, content type and body for one GET; ``accept`` is that header, ``query`` the URL's.
@@ -108,12 +99,12 @@ class Status:
         ``scope``: the namespace whose names the caller may see.
         """
         if path in ("/metric", "/metrics"):
-            page, content_type = scrape(self._registry, accept)
+            page, content_type = scrape(self.registry, accept)
             return HTTPStatus.OK, content_type, page
         if path == "/usage":
             return _json(HTTPStatus.OK, self.usage(scope))
         if path == "/advice":
-            told = [sized_json(within_scope(one, scope)) for one in self._sized()]
+            told = [sized_json(within_scope(one, scope)) for one in self.sized()]
             return _json(HTTPStatus.OK, {"containers": told})
         if path == "/graph":
             graph = self.graph(scope)
@@ -125,7 +116,7 @@ class Status:
         if path == "/records":
             if scope != ALL_NAMES:
                 return _NOT_NAMED
-            return HTTPStatus.OK, _JSON, b'{"lines":[' + b",".join(self._records()) + b"]}\n"
+            return HTTPStatus.OK, _JSON, b'{"lines":[' + b",".join(self.records()) + b"]}\n"
         if path == "/ui/data":
             return _json(HTTPStatus.OK, self._data(scope))
         if path == "/ui/history":
@@ -143,7 +134,7 @@ class Status:
         if (file := ui.asset(path)) is not None:
             return HTTPStatus.OK, *file
         if path == "/version":
-            return _json(HTTPStatus.OK, {"version": self._version, "features": stages()})
+            return _json(HTTPStatus.OK, {"version": self.version, "features": stages()})
         if path == "/healthz":
             return HTTPStatus.OK, TEXT, b"ok\n"
         if path == "/readyz":
@@ -152,7 +143,7 @@ class Status:
 
     def _data(self, scope: NameScope) -> dict[str, Any]:
         """What the console shows."""
-        age = round(max(0.0, time.monotonic() - self._usage.last.at), 1)
+        age = round(max(0.0, time.monotonic() - self.sampler.last.at), 1)
         data = {"nodes": [self.graph(scope)], "waiting": None, "age": age, "ranges": [MINUTES, HOUR]}
         return {**data, "named": scope != NO_NAMES, "namespace": scope.namespace or ""}
 
@@ -176,13 +167,13 @@ class Status:
         now = time.monotonic()
         if scope != NO_NAMES or query.subject is not HistorySubject.CARD:
             return self._past_use.read(query, now, hour=hour)
-        cards = HistoryQuery(HistorySubject.NODE, self._state.node.name)
+        cards = HistoryQuery(HistorySubject.NODE, self.state.node.name)
         found, left_out = self._past_use.read(cards, now, hour=hour)
         return [one for one in found if one.labels["uuid"] == query.name], left_out
 
     def _waste(self, scope: NameScope) -> dict[str, Any]:
         """Pods that may be named and left cores idle in the last hour."""
-        sample = self._usage.last
+        sample = self.sampler.last
         held = (
             HeldShare(one.namespace, one.pod_name, (*one.key, share.card), share.amount.cores)
             for one in (grant.allocation for grant in sample.grants.values())
@@ -198,23 +189,23 @@ class Status:
         uid, name = (asked.get(key, [""])[0] for key in ("uid", "name"))
         namespace, _, pod = name.partition("/")
         if uid:
-            mine = [replace(one, uids=(uid,)) for one in self._sized() if uid in one.uids]
+            mine = [replace(one, uids=(uid,)) for one in self.sized() if uid in one.uids]
         elif not name or scope.covers(namespace):
-            mine = [one for one in self._sized() if one.workload[0] == namespace and pod in one.pods]
+            mine = [one for one in self.sized() if one.workload[0] == namespace and pod in one.pods]
         else:
             return _NOT_NAMED
         return _json(HTTPStatus.OK, pod_advice_json(within_scope(one, scope) for one in mine))
 
     def _card_health(self, query: str) -> Answer:
         """What happened to the card that the query names."""
-        if self._health is None:
+        if self.health is None:
             return HTTPStatus.NOT_FOUND, TEXT, b"this agent does not watch its cards\n"
         card = CardUuid(parse_qs(query).get("card", [""])[0])
-        events = [asdict(one) for one in self._health.events(card)]
-        return _json(HTTPStatus.OK, {"since": self._health.began, "events": events})
+        events = [asdict(one) for one in self.health.events(card)]
+        return _json(HTTPStatus.OK, {"since": self.health.began, "events": events})
 
     def _readiness(self) -> Answer:
-        checks, why = dict(self._ready()), self._why()
+        checks, why = dict(self.ready()), self.why()
         waits = all(holds for name, holds in checks.items() if name not in _TOLD)
         code = HTTPStatus.OK if waits else HTTPStatus.SERVICE_UNAVAILABLE
         return _json(code, checks | ({"why": why} if why else {}))
@@ -224,8 +215,8 @@ class Status:
 
         A container whose name the caller may not see is given by a digest, and its processes are not listed.
         """
-        sample, differing = self._usage.last, self._differing()
-        node = self._state.node
+        sample, differing = self.sampler.last, self.differing()
+        node = self.state.node
         pods: dict[str, Any] = {}
         names: dict[Key, str] = {}
         for key, grant in sample.grants.items():
@@ -272,7 +263,7 @@ class Status:
         """The node's cards, their holders and their links; a holder is hidden if the caller may not see its
         name.
         """
-        sample = self._usage.last
+        sample = self.sampler.last
         used = {(u.key, u.share.card): u for u in sample.shares}
 
         def more(holder: Allocation, card: CardUuid) -> Mapping[str, Any]:
@@ -286,7 +277,7 @@ class Status:
                 **({} if scope.covers(holder.namespace) else hidden(holder)),
             }
 
-        view = self._state.view
+        view = self.state.view
         return node_json(view.node.name, view.node.cards, view.node.topology, view.ledger, more)
 
 

@@ -13,6 +13,7 @@ import json
 import ssl
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -60,44 +61,38 @@ log = structlog.get_logger(__name__)
 _AGAIN_SECONDS = 30.0  # shortest time between two repairs of keys that others changed
 
 
+@dataclass(eq=False, repr=False)
 class KubeNode(WatchedObjects):
     """Watches the Node and patches it. Published keys are restored if they are removed.
 
     Cordons outlive the Node object: a recreated one, with another UID and no cordons, gets them back.
+
+    ``cordons`` keeps them while no agent runs; without it they live as long as this agent.
+    ``startup_taint``: remove the taint of a node that joined, once pods can be given cards there.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        node: str,
-        *,
-        clock: Clock,
-        outbox: Outbox,
-        pause: Pause | None = None,
-        cordons: Store | None = None,
-        startup_taint: bool = False,
-    ) -> None:
-        """``cordons`` keeps them while no agent runs; without it they live as long as this agent.
-        ``startup_taint``: remove the taint of a node that joined, once pods can be given cards there.
-        """
-        self._startup_taint = startup_taint
-        self._connection = connection
-        self._node = node
-        self._clock = clock
-        self._outbox = outbox
-        self._teller = EventTeller(connection, clock, node)
+    connection: Connection
+    node: str
+    _: KW_ONLY
+    clock: Clock
+    outbox: Outbox
+    pause: InitVar[Pause | None] = None
+    cordons: Store | None = None
+    startup_taint: bool = False
+
+    def __post_init__(self, pause: Pause | None) -> None:
+        self._teller = EventTeller(self.connection, self.clock, self.node)
         self._lock = threading.Lock()
-        self._cordons = cordons
-        self._uid, self._cordoned = _load(cordons)
+        self._uid, self._cordoned = _load(self.cordons)
         self._to_forget: frozenset[CardUuid] = frozenset()
         self._wanted: tuple[dict[str, str], dict[str, str | None]] = ({}, {})
         self._there: tuple[Mapping[str, str], Mapping[str, str]] | None = None
         self._repaired = float("-inf")
         reflector = Reflector(
-            connection,
+            self.connection,
             "nodes",
             "/api/v1/nodes",
-            f"metadata.name={node}",
+            f"metadata.name={self.node}",
             replaced=self._replaced,
             changed=self._changed,
             unreadable=lambda found: self.event(EVENT_UNREADABLE, found.event),
@@ -112,9 +107,9 @@ class KubeNode(WatchedObjects):
         with self._lock:
             self._wanted = ({**self._wanted[0], **annotations}, {**self._wanted[1], **labels})
             task = self._task()
-            if self._holds() and not self._outbox.waiting(task.key):
+            if self._holds() and not self.outbox.waiting(task.key):
                 return
-        self._outbox.put(task)
+        self.outbox.put(task)
 
     def shown(self) -> bool:
         """See :meth:`gpu_manager.ports.api_server.InventoryPublisher.shown`."""
@@ -140,25 +135,25 @@ class KubeNode(WatchedObjects):
         """Remove cards from the operator's annotation; the annotation is deleted with the last of them."""
         with self._lock:
             self._to_forget = left = self._to_forget.difference(uuids)
-        self._outbox.put(publish_node(self._connection, self._node, {FORGET: encode_uuids(left) or None}))
+        self.outbox.put(publish_node(self.connection, self.node, {FORGET: encode_uuids(left) or None}))
 
     def elsewhere(self, uuids: Collection[CardUuid]) -> frozenset[CardUuid]:
         """Those of the cards that another node lists in working order. Raises NodeUnready."""
         found: set[CardUuid] = set()
-        for node in list_all(self._connection, "list nodes", "/api/v1/nodes"):
+        for node in list_all(self.connection, "list nodes", "/api/v1/nodes"):
             meta = mapping(node.get("metadata"))
             shown = decode_inventory(mapping(meta.get("annotations")).get(INVENTORY))
-            if shown is not None and meta.get("name") != self._node:
+            if shown is not None and meta.get("name") != self.node:
                 found |= {state.card.uuid for state in shown.cards if state.healthy}
         return frozenset(found.intersection(uuids))
 
     def event(self, reason: str, message: str) -> None:
         """Record a warning Event about the node; its uid is the node's name there, as the kubelet has it."""
-        subject = Thing("Node", self._node, "default", self._node)
-        self._outbox.put(self._teller.event(subject, reason, message))
+        subject = Thing("Node", self.node, "default", self.node)
+        self.outbox.put(self._teller.event(subject, reason, message))
 
     def _task(self) -> MergeMetadata:
-        return publish_node(self._connection, self._node, dict(self._wanted[0]), dict(self._wanted[1]))
+        return publish_node(self.connection, self.node, dict(self._wanted[0]), dict(self._wanted[1]))
 
     def _holds(self) -> bool:
         if self._there is None:
@@ -175,9 +170,9 @@ class KubeNode(WatchedObjects):
         annotations = mapping(meta.get("annotations"))
         if not gone:
             self._note_cordons(text(meta.get("uid")), annotations)
-            if self._startup_taint and (left := left_taints(node)) is not None:
+            if self.startup_taint and (left := left_taints(node)) is not None:
                 version = text(meta.get("resourceVersion"))
-                self._outbox.put(LeaveTaints(self._connection, self._node, version, left))
+                self.outbox.put(LeaveTaints(self.connection, self.node, version, left))
         with self._lock:
             if gone:
                 self._there = None
@@ -185,12 +180,12 @@ class KubeNode(WatchedObjects):
             self._there = (annotations, meta.get("labels") or {})
             self._to_forget = decode_uuids(annotations.get(FORGET))
             task = self._task()
-            if self._holds() or self._outbox.waiting(task.key):
+            if self._holds() or self.outbox.waiting(task.key):
                 return
-            now = self._clock.monotonic()
+            now = self.clock.monotonic()
             self._repaired = max(now, self._repaired + _AGAIN_SECONDS)
             delay = self._repaired - now
-        self._outbox.put(task, delay)
+        self.outbox.put(task, delay)
 
     def _note_cordons(self, uid: str, annotations: Mapping[str, str]) -> None:
         said = decode_uuids(annotations.get(CORDON))
@@ -202,11 +197,11 @@ class KubeNode(WatchedObjects):
             self._uid, self._cordoned = uid, said | kept
             state = json.dumps({"uid": uid, "cordoned": encode_uuids(self._cordoned)}).encode()
         if kept:
-            log.warning("cordons_restored", node=self._node, cards=sorted(kept))
-            self._outbox.put(publish_node(self._connection, self._node, {CORDON: encode_uuids(kept)}))
-        if self._cordons is not None:
+            log.warning("cordons_restored", node=self.node, cards=sorted(kept))
+            self.outbox.put(publish_node(self.connection, self.node, {CORDON: encode_uuids(kept)}))
+        if self.cordons is not None:
             try:
-                self._cordons.save(state)
+                self.cordons.save(state)
             except NodeUnready as error:
                 log.warning("cordons_not_saved", reason=str(error))
 

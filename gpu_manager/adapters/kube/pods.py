@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import Any, Protocol
 
 import structlog
@@ -202,42 +202,35 @@ def place_of(pod: Pod) -> Place:
 _READ = (OUR_PREFIX, "kubernetes.io/config.")  # the second are a static pod's
 
 
+@dataclass(eq=False, repr=False)
 class KubePods(WatchedObjects):
     """The node's pods: a watch with tombstones, direct queries, background writes.
 
     Only :meth:`fetch` waits for the API server, for a few seconds at most.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        node: str,
-        *,
-        clock: Clock,
-        outbox: Outbox,
-        kubelet: KubeletSource | None = None,
-        pause: Pause | None = None,
-        tombstone_seconds: float = TOMBSTONE_SECONDS,
-        lending: bool = False,
-        mark_evictions: bool = False,
-    ) -> None:
-        self._lending = lending
-        self._mark_evictions = mark_evictions
-        self._connection = connection
-        self._node = node
-        self._clock = clock
-        self._outbox = outbox
-        self._kubelet = kubelet
-        self._cache = PodCache(clock, tombstone_seconds)
-        self._teller = EventTeller(connection, clock, node)
+    connection: Connection
+    node: str
+    _: KW_ONLY
+    clock: Clock
+    outbox: Outbox
+    kubelet: KubeletSource | None = None
+    pause: InitVar[Pause | None] = None
+    tombstone_seconds: InitVar[float] = TOMBSTONE_SECONDS
+    lending: bool = False
+    mark_evictions: bool = False
+
+    def __post_init__(self, pause: Pause | None, tombstone_seconds: float) -> None:
+        self._cache = PodCache(self.clock, tombstone_seconds)
+        self._teller = EventTeller(self.connection, self.clock, self.node)
         # Of a list, until its end: of mirrors that claim one UID, which is no secret, the oldest counts.
         self._mirrors: dict[Place, Pod] = {}
         self._listeners: list[Callable[[KnownPod], None]] = []
         reflector = Reflector(
-            connection,
+            self.connection,
             "pods",
             "/api/v1/pods",
-            f"spec.nodeName={node}",
+            f"spec.nodeName={self.node}",
             replaced=self._replaced,
             changed=self._changed,
             unreadable=self._unreadable,
@@ -248,8 +241,8 @@ class KubePods(WatchedObjects):
     def close(self) -> None:
         """Stop watching (within about a second)."""
         super().close()
-        if self._kubelet is not None:
-            self._kubelet.close()
+        if self.kubelet is not None:
+            self.kubelet.close()
 
     def on_change(self, callback: Callable[[KnownPod], None]) -> None:
         """Register a callback for pods that appear, change or are deleted; the watch's thread calls it."""
@@ -266,7 +259,7 @@ class KubePods(WatchedObjects):
         The answer is in :meth:`local` from then on: after a call that the kubelet answered, every pod that it
         is about to admit is there.
         """
-        listed = self._kubelet.pods() if self._kubelet is not None else None
+        listed = self.kubelet.pods() if self.kubelet is not None else None
         if listed is not None:
             listed = [self._here(pod) for pod in listed]
             self._cache.remember(listed)
@@ -293,25 +286,25 @@ class KubePods(WatchedObjects):
 
     def _get(self, namespace: str, name: str) -> Pod | None:
         what = f"read the pod {namespace}/{name}"
-        obj = self._connection.read(what, named_path(namespace, name))
+        obj = self.connection.read(what, named_path(namespace, name))
         if obj is None:
             return None
         try:
             pod = self._here(parse_pod(obj))
         except RequestInvalid as error:
             raise Unreachable(f"cannot {what}: {error}") from error
-        if pod.node != self._node:
+        if pod.node != self.node:
             return None  # a namesake elsewhere: the one of this node is gone
         self._cache.remember([pod])
         return pod
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
         """See :meth:`gpu_manager.ports.api_server.Pods.annotate`."""
-        self._outbox.put(annotate_pod(self._connection, self._in_api(pod), dict(annotations)))
+        self.outbox.put(annotate_pod(self.connection, self._in_api(pod), dict(annotations)))
 
     def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
         """See :meth:`gpu_manager.ports.api_server.Pods.event`."""
-        self._outbox.put(self._teller.event(self._in_api(pod), reason, message, warning=warning))
+        self.outbox.put(self._teller.event(self._in_api(pod), reason, message, warning=warning))
 
     def evict(self, pod: Pod, reason: str | None) -> None:
         """See :meth:`gpu_manager.ports.api_server.Pods.evict`; retried while a disruption budget forbids it.
@@ -319,20 +312,20 @@ class KubePods(WatchedObjects):
         Where an evictor does it, the pod is marked for that, and the mark renewed while the pod is there.
         """
         pod = self._in_api(pod)
-        task = EvictPod(self._connection, pod)
+        task = EvictPod(self.connection, pod)
         if reason is None:
-            if self._outbox.cancel(task.key) and self._mark_evictions:
-                self._outbox.put(annotate_pod(self._connection, pod, {EVICT: None}))
+            if self.outbox.cancel(task.key) and self.mark_evictions:
+                self.outbox.put(annotate_pod(self.connection, pod, {EVICT: None}))
             return
         log.warning("evicting", pod=pod.key, uid=pod.uid, reason=reason)
-        if self._mark_evictions:
-            task = MarkPod(self._connection, pod, reason, self._clock)
-        self._outbox.put(task)
+        if self.mark_evictions:
+            task = MarkPod(self.connection, pod, reason, self.clock)
+        self.outbox.put(task)
 
     def _unmark(self, pod: Pod) -> None:
         """Take away a mark that this agent does not stand by, such as one of its run before."""
-        if not self._outbox.waiting(EvictPod(self._connection, pod).key):
-            self._outbox.put(annotate_pod(self._connection, pod, {EVICT: None}))
+        if not self.outbox.waiting(EvictPod(self.connection, pod).key):
+            self.outbox.put(annotate_pod(self.connection, pod, {EVICT: None}))
 
     def _twinned(self, pod: Pod) -> Pod:
         """A static pod of the kubelet's list, with the UID of its mirror pod if the watch has shown it."""
@@ -393,11 +386,11 @@ class KubePods(WatchedObjects):
         if found.uid:
             self._announce(self._cache.spoil(self._named(found)))
             subject = Thing("Pod", found.uid, found.namespace, found.name)
-            self._outbox.put(self._teller.event(subject, EVENT_UNREADABLE, found.event))
+            self.outbox.put(self._teller.event(subject, EVENT_UNREADABLE, found.event))
 
     def _named(self, found: Unreadable) -> Pod:
         """A pod of which no more than its name is known."""
-        return Pod(PodUid(found.uid), found.namespace or "default", found.name, (), node=self._node)
+        return Pod(PodUid(found.uid), found.namespace or "default", found.name, (), node=self.node)
 
     def _here(self, pod: Pod) -> Pod:
         """The pod with this node's lent cards, and of its annotations those that are read: of deleted pods
@@ -405,7 +398,7 @@ class KubePods(WatchedObjects):
         """
         read = {k: v for k, v in pod.annotations.items() if k.startswith(_READ)}
         pod = replace(pod.as_on_node(), annotations=read)
-        return pod.with_lent_cards() if self._lending else pod
+        return pod.with_lent_cards() if self.lending else pod
 
 
 class KubeletSource(Protocol):

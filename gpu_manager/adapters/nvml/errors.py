@@ -41,130 +41,89 @@ class Meaning:
     cure: str
 
 
+_ABSENT, _CARD, _NODE, _OURS = NvmlErrorKind
 _REPORT = "please report this with the driver version"
+_LEFT_OUT = "nothing: the figure is left out"
 _RESET = "drain the card and reset it (nvidia-smi --gpu-reset -i UUID), or reboot the node"
 _LOG = "look for NVRM lines in the kernel log; if it lasts, reboot the node"
 
 MEANINGS: Mapping[int, Meaning] = {
-    1: Meaning(
-        "UNINITIALIZED", NvmlErrorKind.NODE, "the NVML library was shut down", "it is opened again by itself"
-    ),
-    2: Meaning("INVALID_ARGUMENT", NvmlErrorKind.OURS, "the driver refused an argument", _REPORT),
-    3: Meaning(
-        "NOT_SUPPORTED", NvmlErrorKind.ABSENT, "this card cannot tell", "nothing: the figure is left out"
-    ),
-    4: Meaning(
-        "NO_PERMISSION",
-        NvmlErrorKind.ABSENT,
-        "the driver refuses to tell this process",
-        "run the agent as root",
-    ),
-    5: Meaning("ALREADY_INITIALIZED", NvmlErrorKind.OURS, "the NVML library was opened twice", _REPORT),
-    6: Meaning(
-        "NOT_FOUND", NvmlErrorKind.ABSENT, "there is no such entry", "nothing: the figure is left out"
-    ),
-    7: Meaning(
-        "INSUFFICIENT_SIZE", NvmlErrorKind.ABSENT, "the answer outgrew its buffer", "the next sample has it"
-    ),
+    1: Meaning("UNINITIALIZED", _NODE, "the NVML library was shut down", "it is opened again by itself"),
+    2: Meaning("INVALID_ARGUMENT", _OURS, "the driver refused an argument", _REPORT),
+    3: Meaning("NOT_SUPPORTED", _ABSENT, "this card cannot tell", _LEFT_OUT),
+    4: Meaning("NO_PERMISSION", _ABSENT, "the driver refuses to tell this process", "run the agent as root"),
+    5: Meaning("ALREADY_INITIALIZED", _OURS, "the NVML library was opened twice", _REPORT),
+    6: Meaning("NOT_FOUND", _ABSENT, "there is no such entry", _LEFT_OUT),
+    7: Meaning("INSUFFICIENT_SIZE", _ABSENT, "the answer outgrew its buffer", "the next sample has it"),
     8: Meaning(
         "INSUFFICIENT_POWER",
-        NvmlErrorKind.CARD,
+        _CARD,
         "the card's power cables are not attached",
         "attach the auxiliary power cables",
     ),
     9: Meaning(
         "DRIVER_NOT_LOADED",
-        NvmlErrorKind.NODE,
+        _NODE,
         "the NVIDIA kernel driver is not loaded",
         "install it or load it (modprobe nvidia), and check that /dev/nvidiactl is visible to the agent",
     ),
-    10: Meaning("TIMEOUT", NvmlErrorKind.CARD, "the driver did not answer in time", _LOG),
-    11: Meaning("IRQ_ISSUE", NvmlErrorKind.CARD, "the card's interrupts do not arrive", _LOG),
+    10: Meaning("TIMEOUT", _CARD, "the driver did not answer in time", _LOG),
+    11: Meaning("IRQ_ISSUE", _CARD, "the card's interrupts do not arrive", _LOG),
     12: Meaning(
         "LIBRARY_NOT_FOUND",
-        NvmlErrorKind.NODE,
+        _NODE,
         "libnvidia-ml.so.1 was not found or does not load",
         "install the NVIDIA driver on the node; where it lies outside the usual places "
         "(/run/nvidia/driver with the GPU operator) mount it into the agent and name its root",
     ),
-    13: Meaning(
-        "FUNCTION_NOT_FOUND",
-        NvmlErrorKind.ABSENT,
-        "the driver is too old to tell",
-        "nothing, or a newer driver",
-    ),
+    13: Meaning("FUNCTION_NOT_FOUND", _ABSENT, "the driver is too old to tell", "nothing, or a newer driver"),
     14: Meaning(
-        "CORRUPTED_INFOROM",
-        NvmlErrorKind.CARD,
-        "the card's infoROM is corrupted",
-        "ask the vendor for a replacement",
+        "CORRUPTED_INFOROM", _CARD, "the card's infoROM is corrupted", "ask the vendor for a replacement"
     ),
     15: Meaning(
         "GPU_IS_LOST",
-        NvmlErrorKind.CARD,
+        _CARD,
         "the card has fallen off the bus",
         "reboot the node; if it comes back, check the card's seat, power and cooling",
     ),
-    16: Meaning("RESET_REQUIRED", NvmlErrorKind.CARD, "the card needs a reset", _RESET),
+    16: Meaning("RESET_REQUIRED", _CARD, "the card needs a reset", _RESET),
     17: Meaning(
         "OPERATING_SYSTEM",
-        NvmlErrorKind.CARD,
+        _CARD,
         "the operating system blocked the driver",
         "give the agent /dev/nvidiactl and /dev/nvidia* and a device cgroup that allows them",
     ),
     18: Meaning(
         "LIB_RM_VERSION_MISMATCH",
-        NvmlErrorKind.NODE,
+        _NODE,
         "the NVML library and the loaded kernel driver are of different versions",
         "the driver was upgraded under a running system: reboot the node or reload the kernel modules, "
         "then restart the agent",
     ),
-    19: Meaning(
-        "IN_USE", NvmlErrorKind.CARD, "the card is held by an operation of somebody else", "it is tried again"
-    ),
-    20: Meaning("MEMORY", NvmlErrorKind.CARD, "the driver ran out of host memory", "free memory on the node"),
-    21: Meaning(
-        "NO_DATA", NvmlErrorKind.ABSENT, "the card has no data yet", "nothing: the figure is left out"
-    ),
-    22: Meaning(
-        "VGPU_ECC_NOT_SUPPORTED",
-        NvmlErrorKind.ABSENT,
-        "ECC hides the figure on a vGPU host",
-        "nothing: it is left out",
-    ),
-    23: Meaning(
-        "INSUFFICIENT_RESOURCES", NvmlErrorKind.CARD, "the card ran out of internal resources", _RESET
-    ),
-    24: Meaning("FREQ_NOT_SUPPORTED", NvmlErrorKind.ABSENT, "the card has no such frequency", "nothing"),
+    19: Meaning("IN_USE", _CARD, "the card is held by an operation of somebody else", "it is tried again"),
+    20: Meaning("MEMORY", _CARD, "the driver ran out of host memory", "free memory on the node"),
+    21: Meaning("NO_DATA", _ABSENT, "the card has no data yet", _LEFT_OUT),
+    22: Meaning("VGPU_ECC_NOT_SUPPORTED", _ABSENT, "ECC hides the figure on a vGPU host", _LEFT_OUT),
+    23: Meaning("INSUFFICIENT_RESOURCES", _CARD, "the card ran out of internal resources", _RESET),
+    24: Meaning("FREQ_NOT_SUPPORTED", _ABSENT, "the card has no such frequency", "nothing"),
     25: Meaning(
-        "ARGUMENT_VERSION_MISMATCH",
-        NvmlErrorKind.ABSENT,
-        "the driver knows another version of the question",
-        "nothing",
+        "ARGUMENT_VERSION_MISMATCH", _ABSENT, "the driver knows another version of the question", "nothing"
     ),
-    26: Meaning("DEPRECATED", NvmlErrorKind.ABSENT, "the driver no longer answers this question", "nothing"),
-    27: Meaning("NOT_READY", NvmlErrorKind.CARD, "the card is not ready yet", "it is tried again"),
-    28: Meaning("GPU_NOT_FOUND", NvmlErrorKind.CARD, "the driver no longer knows the card", _LOG),
-    29: Meaning(
-        "INVALID_STATE", NvmlErrorKind.CARD, "the card is in a state that forbids the question", _RESET
-    ),
+    26: Meaning("DEPRECATED", _ABSENT, "the driver no longer answers this question", "nothing"),
+    27: Meaning("NOT_READY", _CARD, "the card is not ready yet", "it is tried again"),
+    28: Meaning("GPU_NOT_FOUND", _CARD, "the driver no longer knows the card", _LOG),
+    29: Meaning("INVALID_STATE", _CARD, "the card is in a state that forbids the question", _RESET),
     30: Meaning(
-        "RESET_TYPE_NOT_SUPPORTED",
-        NvmlErrorKind.ABSENT,
-        "the card has no such reset",
-        "nothing: we never reset cards",
+        "RESET_TYPE_NOT_SUPPORTED", _ABSENT, "the card has no such reset", "nothing: we never reset cards"
     ),
-    999: Meaning("UNKNOWN", NvmlErrorKind.CARD, "the driver failed without saying why", _LOG),
+    999: Meaning("UNKNOWN", _CARD, "the driver failed without saying why", _LOG),
 }
 
 
 def meaning(code: int) -> Meaning:
     """Return the meaning of a code; a generic one for a code that the table does not have."""
     return MEANINGS.get(
-        code,
-        Meaning(
-            f"code {code}", NvmlErrorKind.CARD, "the driver reports an error unknown to this version", _LOG
-        ),
+        code, Meaning(f"code {code}", _CARD, "the driver reports an error unknown to this version", _LOG)
     )
 
 
@@ -184,7 +143,7 @@ def to_domain(code: int, doing: str) -> VcudaError:
     if row.name == "LIBRARY_NOT_FOUND":
         return NodeUnready(f"could not load the NVML library: {row.what}: {row.cure}")
     text = f"could not {doing}: {sentence(code)}"
-    return Bug(text) if row.kind is NvmlErrorKind.OURS else NodeUnready(text)
+    return Bug(text) if row.kind is _OURS else NodeUnready(text)
 
 
 def maybe(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
@@ -195,7 +154,7 @@ def maybe(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
         return call(*args)
     except nvml.NVMLError as error:
         # INVALID_ARGUMENT: drivers answer so to a field, link or scope that they are too old to know.
-        if meaning(error.value).kind in (NvmlErrorKind.ABSENT, NvmlErrorKind.OURS):
+        if meaning(error.value).kind in (_ABSENT, _OURS):
             return None
         raise
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from itertools import chain
 from operator import is_
 
@@ -138,50 +138,43 @@ class _Before:
     shown: ShareUse
 
 
+@dataclass(eq=False, repr=False)
 class UsageSampler:
-    """Keeps the last :class:`Sample`; one thread samples, any may read."""
+    """Keeps the last :class:`Sample`; one thread samples, any may read.
 
-    def __init__(
-        self,
-        state: NodeState,
-        cards: Cards,
-        pods: Pods,
-        tenants: ControlPages,
-        processes: Processes,
-        clock: Clock,
-        metrics: ServiceMetrics,
-        slots: PageSlots | None = None,
-        gains: Callable[[], Mapping[Place, float]] = dict,
-    ) -> None:
-        """``slots`` finds processes that the page does not account for; without it, all count as accounted.
-        ``gains``: factors by which containers must be charged more than their library measures.
-        """
-        self._state = state
-        self._slots = slots
-        self._gains = gains
+    ``slots`` finds processes that the page does not account for; without it, all count as accounted.
+    ``gains``: factors by which containers must be charged more than their library measures.
+    """
+
+    state: NodeState
+    cards: Cards
+    pods: Pods
+    pages: ControlPages
+    processes: InitVar[Processes]
+    clock: Clock
+    metrics: ServiceMetrics
+    slots: PageSlots | None = None
+    gains: Callable[[], Mapping[Place, float]] = dict
+
+    def __post_init__(self, processes: Processes) -> None:
         self._gains_now: Mapping[Place, float] = {}
-        self._cards = cards
-        self._pods = pods
-        self._tenants = tenants
         self._owners = ProcessOwners(processes)
-        self._clock = clock
-        self._metrics = metrics
-        self.ended = EndedContainers(pods, processes, clock)
+        self.ended = EndedContainers(self.pods, processes, self.clock)
         self._before: dict[Place, _Before] = {}
         self._resting: dict[Key, _Resting] = {}
         self._containers = ContainerGrants()
         self._past_account = MemoryPastAccount(self._last_read)
-        self.last = Sample(clock.monotonic())
+        self.last = Sample(self.clock.monotonic())
         self._tenants_now: tuple[Sample, tuple[CardTenant, ...]] = (self.last, ())
 
     def sample(self) -> Sample:
         """Take one sample."""
-        now = self._clock.monotonic()
-        grants = self._state.view.grants
-        containers = self._containers.of(self._pods.local(), grants)
+        now = self.clock.monotonic()
+        grants = self.state.view.grants
+        containers = self._containers.of(self.pods.local(), grants)
         driver = self._ask_driver(containers, grants)
         self._past_account.begin(driver, int(now * 1e9))
-        unchanged = self._tenants.unchanged(resting.grant.directory for resting in self._resting.values())
+        unchanged = self.pages.unchanged(resting.grant.directory for resting in self._resting.values())
         calm = grants is self.last.grants and not driver.by_place and len(self._resting) == len(grants)
         if calm and all(unchanged.get(one.grant.directory) is one.read for one in self._resting.values()):
             told = self.last.shares
@@ -228,7 +221,7 @@ class UsageSampler:
         Returns the same tuple while nothing in it has changed.
         """
         sample, (before, tenants) = self.last, self._tenants_now
-        idle, gains = not sample.processes and not before.processes, self._gains()
+        idle, gains = not sample.processes and not before.processes, self.gains()
         same = sample.shares is before.shares and sample.grants is before.grants
         if not (idle and same and gains == self._gains_now):
             tenants = self._tenants_of(sample, gains)
@@ -257,9 +250,9 @@ class UsageSampler:
         self, containers: Mapping[tuple[PodUid, str], Sequence[Key]], grants: Mapping[Key, Grant]
     ) -> DriverSample:
         try:
-            uses, processes = self._cards.usage()
+            uses, processes = self.cards.usage()
         except NodeUnready as error:
-            self._metrics.scrape_errors.labels("cards").inc()
+            self.metrics.scrape_errors.labels("cards").inc()
             log.debug("cards_unreadable", reason=str(error))
             uses, processes = [], []
         by_place: dict[Place, list[ProcessUse]] = {}
@@ -280,9 +273,9 @@ class UsageSampler:
     ) -> Iterable[ShareUse]:
         """Usage of a container with a page; ``watched``: the driver has processes of it."""
         try:
-            read = self._tenants.usage(grant.directory)
+            read = self.pages.usage(grant.directory)
         except NodeUnready as error:
-            self._metrics.scrape_errors.labels("pages").inc()
+            self.metrics.scrape_errors.labels("pages").inc()
             state = "tampered" if isinstance(error, Tampered) else "unknown"
             return [ShareUse(grant.key, s, state, reason=str(error)) for s in grant.allocation.shares]
         by_card = {use.card: use for use in read}
@@ -372,9 +365,9 @@ class UsageSampler:
     def _past_the_page(self, grant: Grant, processes: Sequence[ProcessUse]) -> float:
         """The share of the card's time that the driver attributes to processes without a slot in the page."""
         busy = [p for p in processes if p.utilisation]
-        if self._slots is None or not busy:
+        if self.slots is None or not busy:
             return 0.0
-        hidden = (p for p in self._slots.of(grant.directory, busy) if p.registered is False)
+        hidden = (p for p in self.slots.of(grant.directory, busy) if p.registered is False)
         return sum(p.utilisation or 0.0 for p in hidden) / 100
 
     def _whole(self, grant: Grant, driver: DriverSample, *, started: bool) -> Iterable[ShareUse]:
@@ -383,7 +376,7 @@ class UsageSampler:
         No process on the card counts as no use if the card lists its processes, all processes of the node are
         visible, and the container's are known.
         """
-        known = started and self._slots is not None and self._slots.sees_host()
+        known = started and self.slots is not None and self.slots.sees_host()
         for share in grant.allocation.shares:
             processes = driver.of((grant.key, share.card))
             memory = [p.memory for p in processes if p.memory is not None]
