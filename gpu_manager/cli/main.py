@@ -10,38 +10,23 @@ from gpu_manager.runtime.arguments import Argument
 
 # One line makes a command.
 COMMANDS: Commands = {
-    "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
-    "completion": ("gpu_manager.cli.main:completion", "Print the script that completes commands in a shell."),
-    "cordon": ("gpu_manager.cli.cards:cordon", "Close cards to new shares."),
-    "doctor": ("gpu_manager.cli.doctor", "Find what is wrong on this machine, each with its cure."),
-    "evict-marked": (
-        "gpu_manager.cli.beside:evict_marked",
-        "Evict the pods that agents mark, within a rate.",
-    ),
-    "forget": ("gpu_manager.cli.cards:forget", "Stop missing cards that have vanished for good."),
-    "graph": (
-        "gpu_manager.cli.ask:graph",
-        "Show the cards of the running agent, and who holds what of them.",
-    ),
-    "keep": ("gpu_manager.cli.beside:keep", "Keep control pages open while the agent is away."),
-    "replay": (
-        "gpu_manager.cli.beside:replay",
-        "Judge recorded decisions again: what differs under this release?",
-    ),
-    "replay-node": (
-        "gpu_manager.cli.replay_node",
-        "Judge an agent's recorded decisions again.",
-    ),
-    "run": ("gpu_manager.cli.run", "Run the agent of this node."),
-    "sandbox": ("gpu_manager.cli.beside:sandbox", "Keep a node with simulated cards up, on a laptop."),
-    "status": ("gpu_manager.cli.ask:status", "Say whether the running agent can serve pods."),
-    "topology": (
-        "gpu_manager.cli.cards:topology",
-        "Pick the best-joined cards of an nvidia-smi topo -m matrix.",
-    ),
-    "uncordon": ("gpu_manager.cli.cards:uncordon", "Open cards that were closed."),
-    "usage": ("gpu_manager.cli.ask:usage", "Show what each container asked for and uses."),
-    "version": ("gpu_manager.cli.kubectl.version:own", "Print the version."),
+    "check": ("check", "Say whether manifests are legal, why not, and what would be."),
+    "completion": ("main:completion", "Print the script that completes commands in a shell."),
+    "cordon": ("cards:cordon", "Close cards to new shares."),
+    "doctor": ("doctor", "Find what is wrong on this machine, each with its cure."),
+    "evict-marked": ("beside:evict_marked", "Evict the pods that agents mark, within a rate."),
+    "forget": ("cards:forget", "Stop missing cards that have vanished for good."),
+    "graph": ("ask:graph", "Show the cards of the running agent, and who holds what of them."),
+    "keep": ("beside:keep", "Keep control pages open while the agent is away."),
+    "replay": ("beside:replay", "Judge recorded decisions again: what differs under this release?"),
+    "replay-node": ("replay_node", "Judge an agent's recorded decisions again."),
+    "run": ("run", "Run the agent of this node."),
+    "sandbox": ("beside:sandbox", "Keep a node with simulated cards up, on a laptop."),
+    "status": ("ask:status", "Say whether the running agent can serve pods."),
+    "topology": ("cards:topology", "Pick the best-joined cards of an nvidia-smi topo -m matrix."),
+    "uncordon": ("cards:uncordon", "Open cards that were closed."),
+    "usage": ("ask:usage", "Show what each container asked for and uses."),
+    "version": ("kubectl.version:own", "Print the version."),
 }
 
 PROGRAM = LazyProgram(

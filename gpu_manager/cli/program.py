@@ -12,12 +12,15 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Final
 
 from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable
 from gpu_manager.runtime.arguments import Command, completions, did_you_mean
 
-# name → (place, summary). The place is ``module:function``, or a module whose function ``command`` it is.
+# name → (place, summary). The place is ``module:function``, or a module whose function ``command`` it is; the
+# module is named from ``ROOM``.
 Commands = Mapping[str, tuple[str, str]]
+ROOM: Final = "gpu_manager.cli."
 
 _INTERRUPTED = 130
 
@@ -25,7 +28,7 @@ _INTERRUPTED = 130
 def load(program: str, name: str, place: str) -> Command:
     """The command at that place of the table."""
     module, _, function = place.partition(":")
-    return Command(f"{program} {name}", getattr(import_module(module), function or "command"))
+    return Command(f"{program} {name}", getattr(import_module(ROOM + module), function or "command"))
 
 
 def interrupt_on_termination() -> None:

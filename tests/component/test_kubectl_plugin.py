@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from gpu_manager.cli.kubectl.main import COMMANDS
+from gpu_manager.cli.program import ROOM
 from sandbox.api import StandInApi
 from tools.release import ROOT
 from tools.release.plugin import krew, plugin
@@ -48,7 +49,7 @@ def test_it_reads_a_cluster_without_any_package_beside_it(program: Path, tmp_pat
 
 def test_every_command_is_in_it_and_nothing_compiled(program: Path) -> None:
     names = zipfile.ZipFile(program).namelist()
-    assert {place.partition(":")[0].replace(".", "/") for place, _ in COMMANDS.values()} <= {
+    assert {(ROOM + place).partition(":")[0].replace(".", "/") for place, _ in COMMANDS.values()} <= {
         name.removesuffix(".py").removesuffix("/__init__") for name in names
     }
     assert {Path(name).suffix for name in names} <= {".py", ".pyc", "", ".txt", ".md"}

@@ -24,6 +24,7 @@ from typing import Final
 import grimp
 
 from gpu_manager.cli.kubectl.main import COMMANDS
+from gpu_manager.cli.program import ROOM
 from tools.release import ROOT
 from tools.release.source import chart_version
 
@@ -80,7 +81,7 @@ spec:
 def modules(root: Path) -> Iterator[str]:
     """Paths below ``root`` of the modules that a command may import, and of the packages around them."""
     graph = grimp.build_graph("gpu_manager")
-    roots = {_FIRST, *(place.partition(":")[0] for place, _ in COMMANDS.values())}
+    roots = {_FIRST, *(ROOM + place.partition(":")[0] for place, _ in COMMANDS.values())}
     names = roots.union(*(graph.find_upstream_modules(name) for name in roots))
     names |= {name.rsplit(".", depth)[0] for name in names for depth in range(1, name.count(".") + 1)}
     for name in sorted(names):

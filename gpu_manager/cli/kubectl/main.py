@@ -9,39 +9,27 @@ from gpu_manager.cli.program import Commands, LazyProgram
 
 # One line makes a command.
 COMMANDS: Commands = {
-    "advise": ("gpu_manager.cli.kubectl.advise", "Say what size running containers should have, and why."),
-    "autoscaler": (
-        "gpu_manager.cli.kubectl.autoscaler",
-        "Print what an autoscaler must know of nodes to come.",
-    ),
-    "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
-    "cordon": ("gpu_manager.cli.kubectl.cards:cordon", "Close cards to new shares."),
-    "cost": (
-        "gpu_manager.cli.kubectl.cost",
-        "Show core-hours, GiB-hours and waste, by namespace, pod or label.",
-    ),
-    "defrag": ("gpu_manager.cli.kubectl.defrag", "Print the fewest moves that make room for a pod."),
-    "doctor": ("gpu_manager.cli.kubectl.doctor", "Find what is wrong in the cluster, each with its cure."),
-    "explain": ("gpu_manager.cli.kubectl.explain", "Say why a pod waits, or where one would go."),
-    "graph": (
-        "gpu_manager.cli.kubectl.cards:graph",
-        "Show the cards of the cluster, and who holds what of them.",
-    ),
+    "advise": ("kubectl.advise", "Say what size running containers should have, and why."),
+    "autoscaler": ("kubectl.autoscaler", "Print what an autoscaler must know of nodes to come."),
+    "check": ("check", "Say whether manifests are legal, why not, and what would be."),
+    "cordon": ("kubectl.cards:cordon", "Close cards to new shares."),
+    "cost": ("kubectl.cost", "Show core-hours, GiB-hours and waste, by namespace, pod or label."),
+    "defrag": ("kubectl.defrag", "Print the fewest moves that make room for a pod."),
+    "doctor": ("kubectl.doctor", "Find what is wrong in the cluster, each with its cure."),
+    "explain": ("kubectl.explain", "Say why a pod waits, or where one would go."),
+    "graph": ("kubectl.cards:graph", "Show the cards of the cluster, and who holds what of them."),
     "migrate": (
-        "gpu_manager.cli.kubectl.migrate.command",
+        "kubectl.migrate.command",
         "Translate manifests of HAMi, Volcano, KAI, gpushare, NVIDIA's plugin and others.",
     ),
-    "report": ("gpu_manager.cli.kubectl.report", "Write what a bug report needs, without a name in it."),
-    "quota": ("gpu_manager.cli.kubectl.quota", "Show what namespaces may hold of cards, and what they hold."),
-    "resize": ("gpu_manager.cli.kubectl.resize", "Change the share of a running container in place."),
-    "simulate": ("gpu_manager.cli.kubectl.simulate", "Say whether pods would fit, or what if a node goes."),
-    "top": ("gpu_manager.cli.kubectl.top", "Show what each container was given, and what it uses of it."),
-    "ui": ("gpu_manager.cli.kubectl.ui", "Open the cluster's console in the browser."),
-    "uncordon": ("gpu_manager.cli.kubectl.cards:uncordon", "Open cards that were closed."),
-    "version": (
-        "gpu_manager.cli.kubectl.version",
-        "Show the versions of this program, the service, the agents.",
-    ),
+    "report": ("kubectl.report", "Write what a bug report needs, without a name in it."),
+    "quota": ("kubectl.quota", "Show what namespaces may hold of cards, and what they hold."),
+    "resize": ("kubectl.resize", "Change the share of a running container in place."),
+    "simulate": ("kubectl.simulate", "Say whether pods would fit, or what if a node goes."),
+    "top": ("kubectl.top", "Show what each container was given, and what it uses of it."),
+    "ui": ("kubectl.ui", "Open the cluster's console in the browser."),
+    "uncordon": ("kubectl.cards:uncordon", "Open cards that were closed."),
+    "version": ("kubectl.version", "Show the versions of this program, the service, the agents."),
 }
 
 
