@@ -17,10 +17,12 @@ from admission.cluster.snapshot import ClusterState
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.pod_holder import HeldBy
 from gpu_manager.domain.cluster.quota import QuotaLine
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.explain import is_protected, neighbours
+from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.runtime.inbound import counter_by_label
+from gpu_manager.runtime.inbound import counter_by_label, series_of
 
 _BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 VERBS: Final = ("filter", "prioritize", "bind", "preempt")
@@ -138,24 +140,12 @@ class _Cluster(Collector):
         yield _gauge("leader", "1 on the replica that binds", float(seen.leads()))
         text = "Pods that ask an autoscaler for cards which the sums of nodes hide"
         yield _gauge("placeholders", text, float(seen.placeholders()))
-        age = GaugeMetricFamily(
-            "vcuda_admission_snapshot_age_seconds",
-            "Time since the API server was last heard of about a resource",
-            labels=("resource",),
-        )
-        for resource, seconds in seen.ages().items():
-            age.add_metric((resource,), seconds)
-        yield age
+        text = "Time since the API server was last heard of about a resource"
+        yield _by("resource", "vcuda_admission_snapshot_age_seconds", text, seen.ages())
         text = "Objects of the API server that could not be read and were passed over, by resource"
         yield counter_by_label("vcuda_admission_unreadable_objects", text, "resource", seen.unreadable())
-        bypassing = GaugeMetricFamily(
-            "vcuda_admission_bypassing_pods",
-            "GPU pods that run past the rules or the scheduler now, by reason",
-            labels=("reason",),
-        )
-        for reason, count in seen.bypasses().items():
-            bypassing.add_metric((reason,), count)
-        yield bypassing
+        text = "GPU pods that run past the rules or the scheduler now, by reason"
+        yield _by("reason", "vcuda_admission_bypassing_pods", text, seen.bypasses())
         if not seen.cluster.synced:
             return
         snapshot = seen.cluster.snapshot()
@@ -168,7 +158,8 @@ class _Cluster(Collector):
             "GPU pods that look for a node and that nothing else holds",
             max(0, waiting - others),
         )
-        yield from _held(held)
+        text = "GPU pods that wait for something else than cards, by who holds them; told by the leader"
+        yield _by("by", "vcuda_pods_held", text, {one.value: held.get(one.value, 0) for one in HeldBy})
         yield _gauge("nodes", "Nodes known here, with cards or without", len(snapshot.nodes))
         yield from _kept(snapshot.nodes.values())
         yield from _stranded(snapshot.nodes.values())
@@ -186,17 +177,6 @@ class _Cluster(Collector):
             yield from _amounts(part, words, lines)
 
 
-def _held(held: Mapping[str, int]) -> Iterator[Metric]:
-    family = GaugeMetricFamily(
-        "vcuda_pods_held",
-        "GPU pods that wait for something else than cards, by who holds them; told by the leader",
-        labels=("by",),
-    )
-    for holder in HeldBy:
-        family.add_metric((holder.value,), held.get(holder.value, 0))
-    yield family
-
-
 def _kept(nodes: Iterable[NodeView]) -> Iterator[Metric]:
     left = [view.kept.left for view in nodes if view.kept is not None]
     text = "Nodes closed to smaller pods, kept for a pod of several cards that has waited for long"
@@ -207,77 +187,66 @@ def _kept(nodes: Iterable[NodeView]) -> Iterator[Metric]:
 
 def _stranded(nodes: Iterable[NodeView]) -> Iterator[Metric]:
     text = "Room on the cards of a node that has no device ids left, since pods there shrank and keep theirs"
-    parts = GaugeMetricFamily("vcuda_admission_core_stranded_ratio", f"{text}, in cards", labels=("node",))
     old = "Deprecated, 100 x vcuda_admission_core_stranded_ratio; the next release leaves it out"
-    cores = GaugeMetricFamily("vcuda_admission_stranded_cores", old, labels=("node",))
-    memory = GaugeMetricFamily("vcuda_admission_stranded_memory_bytes", text, labels=("node",))
-    for view in nodes:
-        if view.ids is not None:
-            parts.add_metric((view.name,), view.ids.stranded.cores / CORES_PER_CARD)
-            cores.add_metric((view.name,), view.ids.stranded.cores)
-            memory.add_metric((view.name,), view.ids.stranded.memory)
-    yield from (parts, cores, memory)
+    room = {view.name: view.ids.stranded for view in nodes if view.ids is not None}
+    cores = {name: one.cores for name, one in room.items()}
+    parts = {name: one / CORES_PER_CARD for name, one in cores.items()}
+    yield _by("node", "vcuda_admission_core_stranded_ratio", f"{text}, in cards", parts)
+    yield _by("node", "vcuda_admission_stranded_cores", old, cores)
+    memory = {name: one.memory for name, one in room.items()}
+    yield _by("node", "vcuda_admission_stranded_memory_bytes", text, memory)
 
 
 def _protected(nodes: Iterable[NodeView]) -> Iterator[Metric]:
-    every = GaugeMetricFamily(
-        "vcuda_admission_protected_pods", "Pods of priority protected that are bound", labels=("namespace",)
-    )
-    broken = GaugeMetricFamily(
-        "vcuda_admission_unprotected_pods",
-        "Pods of priority protected beside a normal or another protected tenant, from which nothing protects "
-        "them, or on a node whose agent makes no tenant wait",
-        labels=("namespace",),
-    )
     pods, without = Tally[str](), Tally[str]()
     for view in nodes:
-        for charge in view.charges.values() if view.ledger.prioritised else ():
-            if charge.protected and charge.allocations:
-                cards = [share.card for a in charge.allocations for share in a.shares]
-                pods[charge.pod.namespace] += 1
-                held = view.node.gates and is_protected(neighbours(view.ledger, charge.pod.uid, cards))
-                without[charge.pod.namespace] += not held
-        for claim in view.held_claims.values() if view.ledger.prioritised else ():
-            within = [a for a in claim.allocations if a.priority is Priority.PROTECTED]
-            if within:
-                cards = [share.card for a in within for share in a.shares]
-                beside = neighbours(view.ledger, claim.claim.uid, cards)
-                pods[claim.claim.namespace] += len(claim.claim.pods)
-                broken_here = not (view.node.gates and is_protected(beside))
-                without[claim.claim.namespace] += len(claim.claim.pods) * broken_here
-    for namespace, count in sorted(pods.items()):
-        every.add_metric((namespace,), count)
-        broken.add_metric((namespace,), without[namespace])
-    yield every
-    yield broken
+        for namespace, uid, allocations, count in _protected_on(view) if view.ledger.prioritised else ():
+            cards = [share.card for a in allocations for share in a.shares]
+            pods[namespace] += count
+            kept = view.node.gates and is_protected(neighbours(view.ledger, uid, cards))
+            without[namespace] += 0 if kept else count
+    text = "Pods of priority protected that are bound"
+    yield _by("namespace", "vcuda_admission_protected_pods", text, dict(sorted(pods.items())))
+    text = (
+        "Pods of priority protected beside a normal or another protected tenant, from which nothing protects "
+        "them, or on a node whose agent makes no tenant wait"
+    )
+    yield _by(
+        "namespace", "vcuda_admission_unprotected_pods", text, {one: without[one] for one in sorted(pods)}
+    )
+
+
+def _protected_on(view: NodeView) -> Iterator[tuple[str, PodUid, Sequence[Allocation], int]]:
+    """Namespace, UID and allocations of each pod or claim with protected shares, and how many pods it is."""
+    for charge in view.charges.values():
+        if charge.protected and charge.allocations:
+            yield charge.pod.namespace, charge.pod.uid, charge.allocations, 1
+    for held in view.held_claims.values():
+        if within := [a for a in held.allocations if a.priority is Priority.PROTECTED]:
+            yield held.claim.namespace, held.claim.uid, within, len(held.claim.pods)
 
 
 def _amounts(part: str, words: str, lines: Sequence[tuple[str, QuotaLine]]) -> Iterator[Metric]:
-    text = f"What of the quota is {words}, by the model that the quota names"
-    labels = ("namespace", "model")
-    cards = GaugeMetricFamily(f"vcuda_admission_quota_cards_{part}", text, labels=labels)
-    memory = GaugeMetricFamily(f"vcuda_admission_quota_memory_bytes_{part}", text, labels=labels)
-    protected = GaugeMetricFamily(
-        f"vcuda_admission_quota_protected_cards_{part}",
-        f"What of the right to protected shares is {words}, by the model that the quota names",
-        labels=labels,
+    used, text = part == "used", f"is {words}, by the model that the quota names"
+    figures: tuple[tuple[str, str, Callable[[QuotaLine], int | None], int], ...] = (
+        ("cards", "the quota", lambda one: one.used.cores if used else one.cores, CORES_PER_CARD),
+        ("memory_bytes", "the quota", lambda one: one.used.memory if used else one.memory, 1),
+        (
+            "protected_cards",
+            "the right to protected shares",
+            lambda one: one.protected_used if used and one.protected is not None else one.protected,
+            CORES_PER_CARD,
+        ),
     )
-    for namespace, line in lines:
-        if part == "used":
-            cards.add_metric((namespace, line.key), line.used.cores / CORES_PER_CARD)
-            memory.add_metric((namespace, line.key), line.used.memory)
-            if line.protected is not None:
-                protected.add_metric((namespace, line.key), line.protected_used / CORES_PER_CARD)
-            continue
-        if line.cores is not None:
-            cards.add_metric((namespace, line.key), line.cores / CORES_PER_CARD)
-        if line.memory is not None:
-            memory.add_metric((namespace, line.key), line.memory)
-        if line.protected is not None:
-            protected.add_metric((namespace, line.key), line.protected / CORES_PER_CARD)
-    yield cards
-    yield memory
-    yield protected
+    for name, whose, read, unit in figures:
+        found = (((namespace, line.key), read(line)) for namespace, line in lines)
+        rows = ((labels, None if value is None else value / unit) for labels, value in found)
+        family = f"vcuda_admission_quota_{name}_{part}"
+        yield series_of(family, f"What of {whose} {text}", ("namespace", "model"), rows)
+
+
+def _by(label: str, name: str, text: str, values: Mapping[str, float]) -> Metric:
+    return series_of(name, text, (label,), (((key,), value) for key, value in values.items()))
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
