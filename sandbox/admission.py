@@ -149,6 +149,8 @@ class AdmissionProcess:
             "--probe-address": f"{LOOPBACK}:0",
             "--leader-mode": "alone",
             "--drain-seconds": 0,
+            "--record-directory": directory / "records",
+            "--record-mib": 8,
         }
         flags = ["--claims"] if self._claims else []
         argv = [str(program), *(str(word) for pair in arguments.items() for word in pair), *flags]

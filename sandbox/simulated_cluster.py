@@ -46,6 +46,7 @@ from sandbox.scheduler import Scheduler
 
 NODE: Final = "sandbox"
 LOCK: Final = "sandbox.lock"  # marks a directory as a sandbox's, and says by its lock whether one runs there
+_RECORDS_MIB: Final = 8  # of decisions, of the agent in state/records and of admission in records
 READY_SECONDS: Final = 30.0
 _LONGEST_SOCKET: Final = 107  # of a unix socket's path
 _SOCKETS: Final = f"kubelet/device-plugins/{MEMORY_SOCKET}"
@@ -169,6 +170,7 @@ class Sandbox:
             "--cdi-dir": self.directory / "cdi",
             "--front": self.settings.front.value,
             "--topology-manager-policy": self.settings.numa.value,
+            "--record-mib": _RECORDS_MIB,
         }
         if self.native.complete:
             pairs |= {"--libraries": self.native.libraries, "--stand-in": self.native.driver}

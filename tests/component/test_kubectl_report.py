@@ -131,6 +131,7 @@ def test_what_an_agent_recorded_is_in_the_report_and_is_decided_again(
     api.patch("pods", "agent-1", labels, "kube-system")
     place = tmp_path / "r.tar.gz"
     assert run(["report", "-f", str(place)]) == 0
+    assert "left out: /records" not in said(capsys)[0]
     (tmp_path / "agents").mkdir()
     written = files_of(place)["agents/0/decisions-00000001.jsonl"]
     assert "payroll-1-x" not in written

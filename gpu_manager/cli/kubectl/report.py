@@ -105,7 +105,7 @@ def gathered(login: Login, admission: str) -> Mapping[str, Lines]:
     facts = tried("doctor", lambda: gather_cluster(login.connection), None)
     found = {} if facts is None else document(examine(Facts(time.time(), cluster=facts), CLUSTER_CHECKS))
     events = tried("events", lambda: list(_events(login)), [])
-    agents, missed = service.ask_agents(login, places, places, "/records", _recorded_lines)
+    agents, missed = service.ask_agents(login, places, places, "/records", _recorded_lines, named=True)
     silent |= {f"/records of {node}": why for node, why in missed.items()}
     records = tried("records", lambda: dict(_records(login, admission)), {})
     return {

@@ -250,12 +250,20 @@ AgentPlaces = Mapping[str, tuple[str, str]]
 
 
 def ask_agents(
-    login: Login, places: AgentPlaces, nodes: Iterable[str], path: str, parse: Callable[[Any], T]
+    login: Login,
+    places: AgentPlaces,
+    nodes: Iterable[str],
+    path: str,
+    parse: Callable[[Any], T],
+    *,
+    named: bool = False,
 ) -> tuple[Mapping[str, T], Mapping[str, str]]:
     """Each node's answer to a GET of ``path``, and why some gave none.
 
-    ``parse`` reads the JSON; where it raises what malformed data raises, that counts as no answer.
+    ``parse`` reads the JSON; where it raises what malformed data raises, that counts as no answer. ``named``:
+    the agent is shown who asks, since it names pods to nobody else.
     """
+    shown = {TOKEN_HEADER: f"Bearer {login.connection.token}"} if named else {}
     from gpu_manager.adapters.kube.connection import pod_page  # noqa: PLC0415  # as in log_in
 
     def one(node: str) -> T:
@@ -263,7 +271,7 @@ def ask_agents(
         if place is None:
             raise NodeUnready("no pod of the agent's DaemonSet runs there")
         asked = pod_page(*place, HTTP_PORT, path)
-        text = login.connection.text(f"ask the agent of {node}", asked, "application/json")
+        text = login.connection.text(f"ask the agent of {node}", asked, "application/json", shown)
         try:
             return parse(json.loads(text))
         except _MALFORMED as error:
