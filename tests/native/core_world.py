@@ -31,6 +31,7 @@ from tests.native import standin
 from tests.native.card_watch import Watch
 from tests.native.programs import built_interposer, compiled
 from vcuda.page.layout import uuid_text
+from vcuda.page.limits import CardLimits, read_limits
 from vcuda.page.usage import SLOT_SIZE, USAGE_HEAD_SIZE, CardUsage, Slot, read_usage
 
 
@@ -192,6 +193,10 @@ class World:
             )
         )
         return self.watches[-1]
+
+    def limits(self, tenant: Tenant) -> CardLimits:
+        """What the container's limits page says of the first card."""
+        return read_limits((self.base / "pages" / tenant.name / "limits").read_bytes()).cards[0]
 
     def usage(self, tenant: Tenant, card: int = 0) -> CardUsage:
         """What the container's usage page says."""

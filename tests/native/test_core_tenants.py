@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.native.core_world import CARD, Tenant, World, one_machine, until, world
+from tests.native.core_world import Tenant, World, one_machine, until, world
 from tests.native.shapes import H100
 from vcuda.page.usage import USAGE_HEAD_SIZE
 
@@ -47,13 +47,13 @@ def test_containers_divide_a_card_by_their_limits(shared: World, cores: tuple[in
 
 def test_a_container_that_comes_and_goes_leaves_the_others_their_share(shared: World) -> None:
     steady, guest, watch = shared.tenant(50), shared.tenant(50), shared.watch(LOOK_MS)
-    with shared.host(steady, guest) as service:
+    with shared.host(steady, guest):
         load = shared.start(steady, "stream", 4000, 60.0)
         assert begun(shared, steady)
         begin = time.monotonic_ns()
         for _ in range(2):
             shared.start(guest, "stream", 4000, 1.2, 100).finish()
-        assert until(lambda: service._published.get((steady.name, CARD), (1.0, 0)) == (1.0, 0))
+        assert until(lambda: (told := shared.limits(steady)).co_active == 1.0 and not told.others_most)
         gone = time.monotonic_ns()
         (alone,) = watch.shares([load.process.pid], 500_000_000, 1_000_000_000)
     (beside,) = watch.between([load.process.pid], begin, gone)
