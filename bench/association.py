@@ -168,13 +168,27 @@ class Driver:
             self._judge(life)
 
     def _admit_ghost(self, life: Life) -> None:
-        """It must be refused: its room is others', and it has a second to live."""
+        """It must be refused: its room is others', and it has a second to live.
+
+        Where a pod that asks for just the same has its name by now and is not admitted yet, the kubelet says
+        nothing that tells the two apart: it may take that one's room for its second.
+        """
         self.counts["ghosts"] += 1
         result = self.world.kubelet.admit(life.obj)
-        if result.admitted:
+        if result.admitted and self._has_double(life):
+            self.counts["ghosts_as_their_double"] += 1
+        elif result.admitted:
             self._wrong(life, "", "was deleted before its admission, and placed all the same")
+        if result.admitted:
             self.world.kubelet.delete(life.pod.uid, force=True)
         self.world.kubelet.reap(life.pod.uid)
+
+    def _has_double(self, life: Life) -> bool:
+        waiting = (one for one in self.alive.values() if one.result is None)
+        return any(
+            (one.pod.key, one.request.containers) == (life.pod.key, life.request.containers)
+            for one in waiting
+        )
 
     def _rejected(self, life: Life) -> None:
         result = life.result

@@ -12,16 +12,17 @@ import pytest
 from gpu_manager.domain.admission_match import ContainerCandidate, PreferenceCall
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.kube.pod import ContainerKind, PodUid, parse_pod
+from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.ports.records import PodResourcesEntry
 from gpu_manager.services.allocation.association import Association, Hints, Identification
 from gpu_manager.services.allocation.books import Grant
+from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from sandbox.kubelet import AdmissionResult
-from tests.fakes.metrics import service_metrics
+from tests.fakes.metrics import counts, service_metrics
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, FakePods, FakeProcesses, cards
 from tests.fakes.state import put, state_of
@@ -67,6 +68,81 @@ def test_what_was_given_to_a_forgotten_namesake_is_not_shared_with_it(
     assert held == {(uid(new), "c"): dict(second.ids["c"])}
     left = frozenset().union(*first.ids["c"].values()) - frozenset().union(*second.ids["c"].values())
     assert rig.state.owners(left) == set()
+
+
+@pytest.mark.parametrize("order", [sorted, lambda names: sorted(names, reverse=True)])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("shape", [(40, 20), (20, 8), (30, 8), (20, 20), (100, 0)])
+def test_a_deleted_pod_whose_name_is_used_again_is_not_placed(
+    rig: NodeRig, shape: tuple[int, int], order: Any, *, first: bool
+) -> None:
+    """Its room is given to others. The kubelet admits it before its namesake, which asks for another amount,
+    or, with ``first``, after it.
+    """
+    rig.kubelet.hooks.order = order
+    cores, units = shape
+    old = pod("same", container("c", 30, 20), on={"c": [(rig.states[3], 30, 20 * DEFAULT_UNIT)]})
+    share = (rig.states[5], cores, units * DEFAULT_UNIT or rig.states[5].card.memory)
+    new = pod("same", container("c", cores, units), on={"c": [share]})
+    overtaken(rig, old, new)
+    heir = pod("heir", container("c", 90, 20), on={"c": [(rig.states[3], 90, 20 * DEFAULT_UNIT)]})
+    rig.pods.bind(rig.parsed(heir))
+    placed = rig.kubelet.admit(new) if first else None
+    ghost = rig.kubelet.admit(old)
+    assert not ghost.admitted
+    assert "was deleted before the kubelet admitted it" in ghost.message
+    rig.kubelet.delete(uid(old), force=True)
+    rig.kubelet.reap(uid(old))
+    placed = placed or rig.kubelet.admit(new)
+    assert placed.admitted, placed.message
+    assert rig.kubelet.admit(heir).admitted
+    rig.start(new)
+    assert (rig.cards_of(new, "c"), rig.cards_of(heir, "c")) == ((5,), (3,))
+    assert rig.state.view.grants[uid(new), "c"].ids == placed.ids["c"]
+    assert counts(rig.metrics.preferred_allocation_unidentified) == {}
+    assert counts(rig.metrics.association_corrected) == {}
+
+
+def test_what_a_pod_was_granted_is_not_taken_from_it_for_an_equal_one_that_had_its_name(rig: NodeRig) -> None:
+    """The kubelet lists both, the older one without device ids."""
+    old, new = (pod("same", container("c", 30, 20), on={"c": [(rig.states[i], 30, 5 * GIB)]}) for i in (3, 5))
+    overtaken(rig, old, new)
+    placed = rig.kubelet.admit(new)
+    rig.start(new)
+    grant = rig.state.view.grants[uid(new), "c"]
+    assert not rig.kubelet.admit(old).admitted
+    assert rig.state.view.grants[uid(new), "c"] == grant
+    assert rig.state.owners(frozenset().union(*placed.ids["c"].values())) == {uid(new)}
+
+
+class Binding(FakePods):
+    """A watch that shows ``coming``, and has it planned, right after somebody has looked."""
+
+    coming: Pod | None = None
+    state: NodeState
+
+    def local(self) -> Mapping[str, Sequence[KnownPod]]:
+        answer = super().local()
+        if self.coming is not None:
+            coming, self.coming = self.coming, None
+            self.bind(coming)
+            self.state.introduce(coming)
+        return answer
+
+
+def test_a_pod_that_is_planned_during_a_question_for_another_keeps_its_room() -> None:
+    """Else the next one that the agent places by itself takes it, and this one goes elsewhere."""
+    states, pods = cards(1), Binding()
+    asking = parse_pod(pod("asking", container("c", 30, 20)))
+    pods.bind(asking)
+    pods.state = state_of(states)
+    pods.coming = parse_pod(pod("coming", container("c", 30, 20), on={"c": [(states[0], 30, 5 * GIB)]}))
+    answer = Identification(ContainerCandidate(asking, asking.containers[0]), frozenset(), frozenset())
+    departures = DepartedPods(pods.state, pods, FakeProcesses())
+    coming = pods.coming.uid
+    for _ in range(2):
+        departures.observe(answer, ())
+        assert pods.state.view.ledger.pods == (coming,)
 
 
 @pytest.mark.parametrize("order", [sorted, lambda names: sorted(names, reverse=True)])

@@ -181,13 +181,16 @@ class Association:
         lacking = unsatisfied(objects, question.resource, holds)
         fitting = _standing(matching(lacking, question, holds), listing, holds, look)
         if lacking and sum(c.arriving for c in fitting) != 1:
-            lacking = unsatisfied(self._afresh(lacking, fitting, listing, look), question.resource, holds)
+            afresh = self._afresh(lacking, fitting, listing, look, question, holds)
+            lacking = unsatisfied(afresh, question.resource, holds)
             fitting = _standing(matching(lacking, question, holds), listing, holds, look)
         unknown = look.unread | look.forgotten
         candidate = choose(fitting, never=never, partner=hints.partner, unread=bool(unknown))
         passed_over = frozenset(c.pod.uid for c in lacking if candidate and c.pod.uid != candidate.pod.uid)
         if candidate is not None:
             candidate = self._confirm(candidate, listing, look, question, holds)
+        elif not fitting and not unknown:
+            candidate = _overtaken(listing, look, question, holds)
         return Identification(
             candidate=candidate,
             active=frozenset(listing),
@@ -233,7 +236,8 @@ class Association:
         """The pod object behind a listed name.
 
         The listing carries no UID, only the names of app containers and sidecars. Of namesakes alike in
-        these it is the one that lives in the API and lacks something; a tombstone only if none lives.
+        these it is the one that lives in the API and lacks something; a tombstone only if none lives, or if
+        two of the name are listed and those that live have what they ask for.
         """
         names = {one.container for one in listed}
         found = look.local.get("/".join(name), ())
@@ -241,7 +245,12 @@ class Association:
         if not alike:
             return self._fetch(name, look)  # the watch has not shown this pod yet
         live = [f for f in alike if not f.tombstone] or alike
-        lacking = (f.pod for f in live if not _satisfied(f.pod, question.resource, holds))
+        two = len(listed) > len(names)
+        if two and all(_served(f.pod, listed, question.resource, holds) for f in live):
+            asking = [f for f in alike if f.tombstone and not f.pod.static]
+        else:
+            asking = live
+        lacking = (f.pod for f in asking if not _satisfied(f.pod, question.resource, holds))
         return next(lacking, live[0].pod)
 
     def _afresh(
@@ -250,13 +259,20 @@ class Association:
         fitting: Sequence[ContainerCandidate],
         listing: Mapping[Name, Sequence[PodResourcesEntry]],
         look: _Look,
+        question: PreferenceCall,
+        holds: Holds,
     ) -> Sequence[tuple[Pod, ListedPod]]:
         """The pods of these names, read anew, those that do not match first: the watch may show an older
-        pod of the name. A pod that the API no longer has stays as it was.
+        pod of the name. A pod that the API no longer has stays as it was, and one whose namesake there has
+        what it asks for.
         """
         asked = _Look(look.local)
         order = sorted(stale, key=fitting.__contains__)
-        pods = [self._ask((c.pod.namespace, c.pod.name), asked) or c.pod for c in order[:_MOST_FETCHES]]
+        pods = []
+        for pod in (c.pod for c in order[:_MOST_FETCHES]):
+            found = self._ask((pod.namespace, pod.name), asked) or pod
+            other = found.uid != pod.uid and _satisfied(found, question.resource, holds)
+            pods.append(pod if other else found)
         look.local = asked.local
         pods += [c.pod for c in order[_MOST_FETCHES:]]
         return [(pod, _by_container(listing[pod.namespace, pod.name])) for pod in pods]
@@ -373,6 +389,25 @@ def _standing(
     return left if left or look.unread or look.forgotten else candidates
 
 
+def _overtaken(
+    listing: Mapping[Name, Sequence[PodResourcesEntry]], look: _Look, question: PreferenceCall, holds: Holds
+) -> ContainerCandidate | None:
+    """The deleted pod that is meant where no other can be: the kubelet, which lags behind the API, has yet to
+    admit it, and a pod that asks for another amount has its name by now.
+    """
+    deleted = (
+        (known.pod, _by_container(listed))
+        for name, listed in listing.items()
+        for known in look.local.get("/".join(name), ())
+        if known.tombstone
+        and known.pod.phase in ("", "Pending")
+        and not (known.pod.started or known.pod.static)
+        and _listed_names(known.pod) == {one.container for one in listed}
+    )
+    found = matching(unsatisfied(deleted, question.resource, holds), question, holds)
+    return next(iter(found), None)
+
+
 def _still_known(never: frozenset[PodUid], local: Mapping[str, Sequence[KnownPod]]) -> frozenset[PodUid]:
     return never and never.intersection(f.pod.uid for found in local.values() for f in found)
 
@@ -410,6 +445,14 @@ def _uncertain(
 def _satisfied(pod: Pod, resource: str, holds: Holds) -> bool:
     wanting = [c for c in pod.containers if c.wants(resource)]
     return all(holds(pod.uid, c.name, resource) for c in wanting)
+
+
+def _served(pod: Pod, listed: Sequence[PodResourcesEntry], resource: str, holds: Holds) -> bool:
+    """True if the kubelet lists what the pod was granted, and that is all it asks for."""
+    shown = {(one.container, one.ids.get(resource, frozenset())) for one in listed}
+    wanting = [c for c in pod.containers if c.wants(resource) and c.kind is not ContainerKind.INIT]
+    held = [(c.name, holds(pod.uid, c.name, resource)) for c in wanting]
+    return _satisfied(pod, resource, holds) and shown.issuperset(held)
 
 
 def _listed_names(pod: Pod) -> set[str]:

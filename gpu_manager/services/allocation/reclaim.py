@@ -255,13 +255,14 @@ class DepartedPods:
         """
         if answer.active is None:
             return frozenset()
+        view = self._state.view  # before the pods: one planned between the two would not seem to live
         local = self._pods.local()
         living = living_pods(local)
         taken = {name: f.pod.uid for name, found in local.items() for f in found if f.pod.uid in living}
         # Agent and kubelet have the API server's whole list once both show the pod that is being admitted.
         complete = answer.candidate is not None and answer.candidate.pod.uid in living
         going: set[PodUid] = set()
-        view, returned = self._state.view, self._state.owners(offered)
+        returned = self._state.owners(offered)
         ended, doubtful = [], []
         with self._lock:
             self._returned |= returned
