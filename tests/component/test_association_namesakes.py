@@ -103,6 +103,29 @@ def test_a_deleted_pod_whose_name_is_used_again_is_not_placed(
     assert counts(rig.metrics.association_corrected) == {}
 
 
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(("older", "newer"), [("c", "ab"), ("ab", "c"), ("a", "ab"), ("ab", "a")])
+def test_a_deleted_pod_is_not_placed_whose_name_has_one_of_other_containers(
+    rig: NodeRig, older: str, newer: str, *, first: bool
+) -> None:
+    old, new = (
+        pod(
+            "same",
+            *(container(name, cores, 20) for name in names),
+            on={name: [(rig.states[at], cores, 5 * GIB)] for name in names},
+        )
+        for names, cores, at in ((older, 30, 3), (newer, 20, 5))
+    )
+    overtaken(rig, old, new)
+    placed = rig.kubelet.admit(new) if first else None
+    assert not rig.kubelet.admit(old).admitted
+    rig.kubelet.delete(uid(old))
+    placed = placed or rig.kubelet.admit(new)
+    assert placed.admitted, placed.message
+    assert [rig.cards_of(new, name) for name in newer] == [(5,)] * len(newer)
+    assert counts(rig.metrics.preferred_allocation_unidentified) == {}
+
+
 def test_what_a_pod_was_granted_is_not_taken_from_it_for_an_equal_one_that_had_its_name(rig: NodeRig) -> None:
     """The kubelet lists both, the older one without device ids."""
     old, new = (pod("same", container("c", 30, 20), on={"c": [(rig.states[i], 30, 5 * GIB)]}) for i in (3, 5))
@@ -269,6 +292,27 @@ def test_of_two_active_pods_of_one_name_the_one_that_lacks_something_is_meant(sw
     assert answer.candidate.pod.uid == new.uid
     assert answer.has == {CORE: frozenset("de")}
     assert set(answer.held) == set("abdex")
+
+
+class Late(FakePods):
+    """A watch that shows a pod once somebody has asked for it: ``next``, which is deleted by then."""
+
+    next: Pod | None = None
+
+    def fetch(self, namespace: str, name: str) -> Pod | None:
+        if self.next is not None:
+            self.known = {self.next.key: [KnownPod(self.next)]}
+        return super().fetch(namespace, name)
+
+
+def test_a_deleted_pod_is_known_whose_end_the_watch_has_yet_to_show() -> None:
+    first, old, new = (parse_pod(pod("same", container("c", n, 20))) for n in (10, 30, 20))
+    pods = Late()
+    pods.there, pods.known, pods.next = {new.key: new}, {first.key: [KnownPod(first)]}, old
+    answer = identify(pods, listed("same"))
+    assert answer.candidate is not None
+    assert (answer.candidate.pod.uid, answer.deleted) == (old.uid, True)
+    assert answer.never == frozenset(), "the newer one has yet to come"
 
 
 def test_a_source_that_does_not_answer_is_asked_once_for_a_question() -> None:

@@ -146,7 +146,9 @@ class _Look:
     local: Mapping[str, Sequence[KnownPod]]
     unread: set[Name] = field(default_factory=set)
     forgotten: set[Name] = field(default_factory=set)
-    absent: set[str] = field(default_factory=set)  # ``namespace/name`` of the chosen pod, if the API has none
+    absent: set[str] = field(
+        default_factory=set
+    )  # ``namespace/name`` of the chosen pod, if the API has it not
 
 
 class Association:
@@ -190,7 +192,7 @@ class Association:
         if candidate is not None:
             candidate = self._confirm(candidate, listing, look, question, holds)
         elif not fitting and not unknown:
-            candidate = _overtaken(listing, look, question, holds)
+            candidate = self._overtaken(listing, look, question, holds)
         return Identification(
             candidate=candidate,
             active=frozenset(listing),
@@ -206,6 +208,34 @@ class Association:
             reason="" if candidate else _uncertain(question, fitting, lacking, listing, unknown),
             deleted=self._deleted(candidate, lacking, look),
         )
+
+    def _overtaken(
+        self,
+        listing: Mapping[Name, Sequence[PodResourcesEntry]],
+        look: _Look,
+        question: PreferenceCall,
+        holds: Holds,
+    ) -> ContainerCandidate | None:
+        """The pod that is meant where none of those that live can be, by what the watch shows by now: the
+        kubelet, which lags behind the API, has yet to admit it, and another may have its name already.
+        """
+        local = self._pods.local()
+        known = (
+            (found.pod, _by_container(listed))
+            for name, listed in listing.items()
+            for found in local.get("/".join(name), ())
+            if found.pod.phase in ("", "Pending")
+            and not (found.pod.started or found.pod.static)
+            and _listed_names(found.pod) <= {one.container for one in listed}
+        )
+        for found in matching(unsatisfied(known, question.resource, holds), question, holds):
+            fresh = self._ask((found.pod.namespace, found.pod.name), look)
+            if look.unread:
+                return None
+            if fresh is None or fresh.uid != found.pod.uid:
+                look.absent.add(found.pod.key)
+            return found
+        return None
 
     def _deleted(
         self, candidate: ContainerCandidate | None, lacking: Sequence[ContainerCandidate], look: _Look
@@ -241,13 +271,14 @@ class Association:
         """
         names = {one.container for one in listed}
         found = look.local.get("/".join(name), ())
-        alike = [f for f in found if _listed_names(f.pod) == names]
+        among = [f for f in found if _listed_names(f.pod) <= names]
+        alike = [f for f in among if _listed_names(f.pod) == names] or among
         if not alike:
             return self._fetch(name, look)  # the watch has not shown this pod yet
         live = [f for f in alike if not f.tombstone] or alike
-        two = len(listed) > len(names)
+        two = all(len(listed) > len(_listed_names(f.pod)) for f in live)
         if two and all(_served(f.pod, listed, question.resource, holds) for f in live):
-            asking = [f for f in alike if f.tombstone and not f.pod.static]
+            asking = [f for f in among if f.tombstone and not f.pod.static]
         else:
             asking = live
         lacking = (f.pod for f in asking if not _satisfied(f.pod, question.resource, holds))
@@ -387,25 +418,6 @@ def _standing(
     listed = {c.key: _by_container(listing[c.pod.namespace, c.pod.name]) for c in candidates}
     left = [c for c in candidates if not withdrawn(c.pod, listed[c.key], holds)]
     return left if left or look.unread or look.forgotten else candidates
-
-
-def _overtaken(
-    listing: Mapping[Name, Sequence[PodResourcesEntry]], look: _Look, question: PreferenceCall, holds: Holds
-) -> ContainerCandidate | None:
-    """The deleted pod that is meant where no other can be: the kubelet, which lags behind the API, has yet to
-    admit it, and a pod that asks for another amount has its name by now.
-    """
-    deleted = (
-        (known.pod, _by_container(listed))
-        for name, listed in listing.items()
-        for known in look.local.get("/".join(name), ())
-        if known.tombstone
-        and known.pod.phase in ("", "Pending")
-        and not (known.pod.started or known.pod.static)
-        and _listed_names(known.pod) == {one.container for one in listed}
-    )
-    found = matching(unsatisfied(deleted, question.resource, holds), question, holds)
-    return next(iter(found), None)
 
 
 def _still_known(never: frozenset[PodUid], local: Mapping[str, Sequence[KnownPod]]) -> frozenset[PodUid]:
