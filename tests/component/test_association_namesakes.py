@@ -168,6 +168,29 @@ def test_a_pod_that_is_planned_during_a_question_for_another_keeps_its_room() ->
         assert pods.state.view.ledger.pods == (coming,)
 
 
+def test_a_planned_pod_keeps_its_room_when_a_deleted_one_of_its_name_has_been_refused() -> None:
+    """The kubelet listed the deleted one under that name, and has yet to admit the one that lives."""
+    states, pods = cards(1), FakePods()
+    old, new, asking = (
+        parse_pod(pod(name, container("c", 30, 20), on={"c": [(states[0], 30, 5 * GIB)]}))
+        for name in ("same", "same", "asking")
+    )
+    pods.bind(old)
+    pods.forget(old.key)
+    pods.bind(new)
+    pods.bind(asking)
+    state = state_of(states)
+    state.introduce(new)
+    departures = DepartedPods(state, pods, FakeProcesses())
+    answer = Identification(ContainerCandidate(asking, asking.containers[0]), frozenset(), frozenset())
+    departures.observe(replace(answer, active=frozenset({("default", "same")})), ())
+    departures.observe(answer, ())
+    assert state.view.ledger.pods == (new.uid,)
+    pods.forget(new.key)
+    departures.observe(answer, ())
+    assert state.view.ledger.pods == ()
+
+
 @pytest.mark.parametrize("order", [sorted, lambda names: sorted(names, reverse=True)])
 @pytest.mark.parametrize("asked", [(8, 20, 8), (8, 20, 20), (20, 8, 8), (20, 8, 20), (8, 8, 8)])
 def test_no_container_starts_with_the_limits_of_another(

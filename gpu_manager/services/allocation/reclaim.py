@@ -280,7 +280,9 @@ class DepartedPods:
                 if name in answer.active and (
                     not (namesake or over) or name in _listed_at(view, uid, answer.held)
                 ):
-                    self._seen.add(uid)
+                    # The kubelet may list one of that name which was deleted, and have yet to see this one.
+                    if view.ledger.granted(uid) or len(local.get("/".join(name), ())) < 2:
+                        self._seen.add(uid)
                     self._returned.discard(uid)
                 elif uid in self._seen or (
                     uid not in living and (uid in self._returned or not view.ledger.granted(uid))
