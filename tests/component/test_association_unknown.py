@@ -125,3 +125,17 @@ def test_a_pod_without_a_card_does_not_get_the_grant_of_a_namesake_that_the_watc
         assert counts(rig.metrics.preferred_allocation_unidentified) == {}
         assert rig.cards_of(second, "c") == (5,)
         assert rig.cards_of(old, "c") == ()
+
+
+def test_a_pod_gets_its_card_whose_name_nobody_had_seconds_ago(tmp_path: Path) -> None:
+    """The watch has yet to show it, and the API was asked for its name while the kubelet had an older one."""
+    with NodeRig(tmp_path) as rig:
+        gone = pod("again", {"name": "c"})
+        assert rig.kubelet.admit(gone).admitted
+        assert rig.admit(pod("other", container("c", 10, 4))).admitted
+        rig.kubelet.delete(gone["metadata"]["uid"])
+        new = pod("again", container("c", 30, 20), on={"c": [(rig.states[5], 30, 5 * GIB)]})
+        rig.pods.bind(rig.parsed(new), watched=False)
+        assert rig.kubelet.admit(new).admitted
+        assert rig.cards_of(new, "c") == (5,)
+        assert counts(rig.metrics.preferred_allocation_unidentified) == {}

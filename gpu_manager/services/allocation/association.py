@@ -186,6 +186,9 @@ class Association:
             afresh = self._afresh(lacking, fitting, listing, look, question, holds)
             lacking = unsatisfied(afresh, question.resource, holds)
             fitting = _standing(matching(lacking, question, holds), listing, holds, look)
+        if sum(c.arriving for c in fitting) != 1 and (made := self._made_again(listing, look)):
+            lacking += unsatisfied(made, question.resource, holds)
+            fitting = _standing(matching(lacking, question, holds), listing, holds, look)
         unknown = look.unread | look.forgotten
         candidate = choose(fitting, never=never, partner=hints.partner, unread=bool(unknown))
         passed_over = frozenset(c.pod.uid for c in lacking if candidate and c.pod.uid != candidate.pod.uid)
@@ -208,6 +211,16 @@ class Association:
             reason="" if candidate else _uncertain(question, fitting, lacking, listing, unknown),
             deleted=self._deleted(candidate, lacking, look),
         )
+
+    def _made_again(
+        self, listing: Mapping[Name, Sequence[PodResourcesEntry]], look: _Look
+    ) -> list[tuple[Pod, ListedPod]]:
+        """The pods that have a forgotten name by now: it may have been asked for seconds ago."""
+        if len(look.forgotten) > _MOST_FETCHES:
+            return []
+        made = {name: pod for name in sorted(look.forgotten) if (pod := self._ask(name, look))}
+        look.forgotten.difference_update(made)
+        return [(pod, _by_container(listing[name])) for name, pod in made.items()]
 
     def _overtaken(
         self,
@@ -242,8 +255,7 @@ class Association:
     ) -> bool:
         """True if the pod that the kubelet is admitting is certain to have been deleted.
 
-        If no pod that can be read lacks anything, it is one of those that the API has no longer. They are
-        asked for once more: a pod of that name may have been made meanwhile.
+        If no pod that can be read lacks anything, it is one of those that the API has no longer.
         """
         if candidate is not None:
             absent = candidate.pod.key in look.absent and not candidate.pod.static
@@ -251,9 +263,7 @@ class Association:
         # The kubelet admits a static pod before it makes its copy in the API.
         if any(name.endswith(f"-{self._node}") for _, name in look.forgotten):
             return False
-        if lacking or look.unread or not 0 < len(look.forgotten) <= _MOST_FETCHES:
-            return False
-        return all(self._ask(name, look) is None for name in sorted(look.forgotten)) and not look.unread
+        return not (lacking or look.unread) and 0 < len(look.forgotten) <= _MOST_FETCHES
 
     def _object(
         self,
