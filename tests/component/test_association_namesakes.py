@@ -126,6 +126,30 @@ def test_a_deleted_pod_is_not_placed_whose_name_has_one_of_other_containers(
     assert counts(rig.metrics.preferred_allocation_unidentified) == {}
 
 
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("order", [sorted, lambda names: sorted(names, reverse=True)])
+@pytest.mark.parametrize("other", ["c", "cd"])
+def test_a_deleted_pod_is_refused_that_the_agent_never_saw(
+    rig: NodeRig, other: str, order: Any, *, first: bool
+) -> None:
+    """It was deleted before the agent began, or the watch has yet to show it. Its name is another's."""
+    rig.kubelet.hooks.order = order
+    old = pod("same", *(container(name, 40, 24) for name in other))
+    new = pod("same", container("c", 30, 20), on={"c": [(rig.states[5], 30, 5 * GIB)]})
+    rig.pods.bind(rig.parsed(new))
+    placed = rig.kubelet.admit(new) if first else None
+    refused = rig.kubelet.admit(old)
+    assert not refused.admitted
+    assert "was deleted before the kubelet admitted it" in refused.message
+    rig.kubelet.delete(uid(old), force=True)
+    rig.kubelet.reap(uid(old))
+    placed = placed or rig.kubelet.admit(new)
+    assert placed.admitted, placed.message
+    rig.start(new)
+    assert rig.cards_of(new, "c") == (5,)
+    assert {owner for owner, _ in rig.state.view.grants} == {uid(new)}
+
+
 def test_what_a_pod_was_granted_is_not_taken_from_it_for_an_equal_one_that_had_its_name(rig: NodeRig) -> None:
     """The kubelet lists both, the older one without device ids."""
     old, new = (pod("same", container("c", 30, 20), on={"c": [(rig.states[i], 30, 5 * GIB)]}) for i in (3, 5))
@@ -204,8 +228,14 @@ def test_no_container_starts_with_the_limits_of_another(
     overtaken(rig, old, new)
     rig.pods.known = {"default/same": [KnownPod(rig.parsed(new))]}
     result = rig.kubelet.admit(old)
-    assert result.admitted, result.message
-    refused = []
+    refused: list[str] = []
+    if not result.admitted:
+        assert "was deleted before the kubelet admitted it" in result.message
+        rig.kubelet.delete(uid(old))
+        result = rig.kubelet.admit(new)
+        rig.start(new)
+        assert [limit.memory for limit in rig.limits(result, "c")] == [other * DEFAULT_UNIT]
+        return
     for name, units in (("i", init), ("c", app)):
         try:
             rig.kubelet.start_container(uid(old), name)
@@ -315,6 +345,19 @@ def test_of_two_active_pods_of_one_name_the_one_that_lacks_something_is_meant(sw
     assert answer.candidate.pod.uid == new.uid
     assert answer.has == {CORE: frozenset("de")}
     assert set(answer.held) == set("abdex")
+
+
+@pytest.mark.parametrize("reason", ["deleted", "static", "silent", "many", "there"])
+def test_a_pod_was_deleted_if_nobody_who_is_listed_without_ids_asks_for_this(reason: str) -> None:
+    """A static pod may have no copy in the API yet, and one of many, or behind an error, may be the one."""
+    pods, asked = FakePods(), {"there": 30}.get(reason, 10)
+    names = {"static": ["same-n1"], "many": [f"p{n}" for n in range(9)]}.get(reason, ["same"])
+    for name in names:
+        pods.bind(parse_pod(pod(name, container("a", 10, 4), container("c", asked, 20))))
+    pods.away = reason == "silent"
+    lists = [replace(listed(name), container=c) for name in names for c in "ac"]
+    answer = identify(pods, *lists)
+    assert (answer.candidate, answer.deleted) == (None, reason == "deleted")
 
 
 class Late(FakePods):

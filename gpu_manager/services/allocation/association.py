@@ -209,7 +209,8 @@ class Association:
             },
             has=_listed_at(candidate, listing, question.resource) if candidate else {},
             reason="" if candidate else _uncertain(question, fitting, lacking, listing, unknown),
-            deleted=self._deleted(candidate, lacking, look),
+            deleted=self._deleted(candidate, lacking, look)
+            or (candidate is None and self._nobody_asks(listing, look, question)),
         )
 
     def _made_again(
@@ -264,6 +265,24 @@ class Association:
         if any(name.endswith(f"-{self._node}") for _, name in look.forgotten):
             return False
         return not (lacking or look.unread) and 0 < len(look.forgotten) <= _MOST_FETCHES
+
+    def _nobody_asks(
+        self, listing: Mapping[Name, Sequence[PodResourcesEntry]], look: _Look, question: PreferenceCall
+    ) -> bool:
+        """True if the API has no pod of a name that the kubelet lists with less than it may ask for, of which
+        any container asks for this amount: who is asking was deleted, and the watch need not have shown it.
+        """
+        names = [
+            name
+            for name, listed in listing.items()
+            if not all(one.ids.get(question.resource) for one in listed)
+        ]
+        # The kubelet admits a static pod before it makes its copy in the API.
+        if len(names) > _MOST_FETCHES or any(name.endswith(f"-{self._node}") for _, name in names):
+            return False
+        pods = [pod for name in names if (pod := self._ask(name, look))]
+        asked = {c.wants(question.resource) for pod in pods for c in pod.containers}
+        return bool(names) and not look.unread and question.size not in asked
 
     def _object(
         self,
