@@ -25,8 +25,9 @@ from bench.rows import OUTPUT, Row
 from bench.soak import Outcome
 from bench.world import World
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
-from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import place
 from gpu_manager.domain.resources import Amount
@@ -35,7 +36,8 @@ from gpu_manager.domain.rules.request import PodRequest
 from sandbox.kubelet import AdmissionResult, Step
 
 SEED = int(os.environ.get("BENCH_SEED", "1"))  # stated in the note: the same shapes and faults again
-GHOSTS = 0.05  # of the pods that are bound
+# Of the pods that are bound: ghosts, and those with one of a few names. 0.3 and 0.7 are a dense mix.
+GHOSTS, AGAIN = (float(os.environ.get(f"BENCH_{name}", "0.05")) for name in ("GHOSTS", "AGAIN"))
 STRETCH = 250  # admissions with, or without, an extender
 SETTLE_SECONDS = 75.0  # the agent gives nothing back within 60 s after registering
 
@@ -116,7 +118,7 @@ class Driver:
     def _bind(self) -> Life | None:
         """Create and bind a pod of a random shape where the extender's own ledger has room."""
         shape = self.shape(self.random)
-        name = f"again-{self.random.randrange(4)}" if self.random.random() < 0.05 else ""
+        name = f"again-{self.random.randrange(4)}" if self.random.random() < AGAIN else ""
         if name and any(life.pod.name == name for life in self.alive.values()):
             name = ""
         probe = self.world.create(**shape, name=name)
@@ -170,8 +172,8 @@ class Driver:
     def _admit_ghost(self, life: Life) -> None:
         """It must be refused: its room is others', and it has a second to live.
 
-        Where a pod that asks for just the same has its name by now and is not admitted yet, the kubelet says
-        nothing that tells the two apart: it may take that one's room for its second.
+        Where a pod that asks for just the same, as the kubelet sees it, has its name by now and is not
+        admitted yet, nothing tells the two apart: it may take that one's room for its second.
         """
         self.counts["ghosts"] += 1
         result = self.world.kubelet.admit(life.obj)
@@ -185,10 +187,7 @@ class Driver:
 
     def _has_double(self, life: Life) -> bool:
         waiting = (one for one in self.alive.values() if one.result is None)
-        return any(
-            (one.pod.key, one.request.containers) == (life.pod.key, life.request.containers)
-            for one in waiting
-        )
+        return any(_as_listed(one) == _as_listed(life) for one in waiting)
 
     def _rejected(self, life: Life) -> None:
         result = life.result
@@ -334,6 +333,13 @@ def shape_by_chance(chance: random.Random) -> dict[str, Any]:
     if kind < 0.9:
         return {"containers": [("c", core, memory)], "sidecars": [("s", 10, 4)]}
     return {"containers": [("c", chance.choice((100, 200)), 0)]}
+
+
+def _as_listed(life: Life) -> object:
+    """What the kubelet lists of the pod, and asks for it. It lists no ordinary init containers."""
+    asked = [(c, (c.wants(CORE), c.wants(MEMORY))) for c in life.pod.containers if c.asks]
+    listed = [(c.name, amounts) for c, amounts in asked if c.kind is not ContainerKind.INIT]
+    return life.pod.key, listed, {amounts for _, amounts in asked}
 
 
 def _allocations(pod: Pod, placement: Mapping[str, tuple[Share, ...]]) -> list[Allocation]:
