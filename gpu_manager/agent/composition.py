@@ -43,8 +43,9 @@ from gpu_manager.servers.exporter import Exporter
 from gpu_manager.servers.http import PageAccess, StatusServer
 from gpu_manager.servers.plugin_registration import LENDING, SOCKETS
 from gpu_manager.servers.status import Status
+from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.allocator import Allocator
-from gpu_manager.services.allocation.association import AdmissionWindow, Association
+from gpu_manager.services.allocation.association import Association
 from gpu_manager.services.allocation.books import Books, NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import AnnotationWriteback, LimitPages, PreStart, serve_the_last

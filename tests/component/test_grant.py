@@ -17,8 +17,9 @@ from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.ports.records import PodResourcesEntry
+from gpu_manager.services.allocation.admission_window import QUIET_SECONDS, AdmissionWindow
 from gpu_manager.services.allocation.allocator import Allocator
-from gpu_manager.services.allocation.association import QUIET_SECONDS, AdmissionWindow, Association
+from gpu_manager.services.allocation.association import Association
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.books_format import decode
 from gpu_manager.services.allocation.prestart import AnnotationWriteback

@@ -24,8 +24,9 @@ from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.servers.device_plugin import DevicePlugin
 from gpu_manager.servers.plugin_registration import LENDING, SOCKETS
+from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.allocator import Allocator
-from gpu_manager.services.allocation.association import AdmissionWindow, Association
+from gpu_manager.services.allocation.association import Association
 from gpu_manager.services.allocation.books import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import LimitPages, PreStart

@@ -12,7 +12,7 @@ from gpu_manager.domain.kube.pod import MIRROR, ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.ports.records import CheckpointEntry, PodResourcesEntry
-from gpu_manager.services.allocation.association import AdmissionWindow
+from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.recovery.repairs import SETTLE_SECONDS, PodsWithoutDevices
 from tests.fakes.metrics import counts, service_metrics

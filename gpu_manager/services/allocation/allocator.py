@@ -32,7 +32,8 @@ from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.containers import Injector
 from gpu_manager.ports.control_pages import ControlPages
-from gpu_manager.services.allocation.association import AdmissionWindow, Association, is_deleted
+from gpu_manager.services.allocation.admission_window import AdmissionWindow
+from gpu_manager.services.allocation.association import Association, is_deleted
 from gpu_manager.services.allocation.grant import DELETED, Booked, Decision, annotation_of, limits_of
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.planner import assignment_of

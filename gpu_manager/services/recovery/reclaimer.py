@@ -19,7 +19,7 @@ from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.containers import Injector, Processes
 from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.records import CheckpointEntry, Kubelet
-from gpu_manager.services.allocation.association import AdmissionWindow
+from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.allocation.node_state import NodeState, StateView
 from gpu_manager.services.allocation.reclaim import DepartedPods, living_pods

@@ -29,7 +29,7 @@ from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.containers import HeldInjection, Injector, Processes
 from gpu_manager.ports.records import Kubelet, PodResourcesEntry
-from gpu_manager.services.allocation.association import AdmissionWindow
+from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.metrics import ServiceMetrics
 
