@@ -11,7 +11,7 @@ from tests.fakes.sandbox import short_directory
 
 
 @needs_prometheus
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_every_alert_fires_after_its_fault_and_resolves_after_the_cure() -> None:
     groups = yaml.safe_load(alerts.RULES.read_text())["groups"]
     there = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}

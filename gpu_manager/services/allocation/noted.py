@@ -13,7 +13,7 @@ from gpu_manager.domain.admission_match import ContainerCandidate
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.dra.sides import Sides
 from gpu_manager.domain.errors import VcudaError
-from gpu_manager.domain.kube.pod import PodUid
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.services.allocation import grant
 from gpu_manager.services.allocation.books import Books, Grant, Key, NodeCards
@@ -26,7 +26,7 @@ Shares = Mapping[str, tuple[Share, ...]]
 @dataclass(frozen=True, slots=True)
 class BooksState:
     """Books at one moment. ``rows``: every allocation with its grant, None for one that is planned; ``lost``:
-    cards that have left the node and are held still.
+    cards that have left the node and are held still; ``planned``: pods as they were when they were planned.
     """
 
     node: NodeCards
@@ -36,6 +36,7 @@ class BooksState:
     meant: Mapping[Key, Key] = field(default_factory=dict)
     lending: frozenset[PodUid] = frozenset()
     withdrawn: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    planned: tuple[Pod, ...] = ()
 
     @staticmethod
     def of(books: Books) -> BooksState:
@@ -49,6 +50,7 @@ class BooksState:
             dict(books.meant),
             frozenset(books.lending),
             books.withdrawn,
+            tuple(books.planned.values()),
         )
 
     def books(self) -> Books:
@@ -61,6 +63,7 @@ class BooksState:
                 found.state(each)
         found.ledger = Ledger(found.cards.values(), self.node.unit, (one for one, _ in self.rows))
         found.meant, found.lending, found.withdrawn = dict(self.meant), set(self.lending), self.withdrawn
+        found.planned = {pod.uid: pod for pod in self.planned}
         return found
 
 

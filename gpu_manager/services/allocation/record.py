@@ -95,7 +95,8 @@ class _Segment:
         """The entries of a decision, after those of what it was judged by."""
         found: list[Line] = []
         rows = [self._row(found, decided.state.node, *row) for row in decided.state.rows]
-        state = {"rows": rows, **_state(decided.state)}
+        planned = [self._pod(found, pod) for pod in decided.state.planned]
+        state = {"rows": rows, "planned": planned, **_state(decided.state)}
         changed = {key: value for key, value in state.items() if self._state.get(key, self) != value}
         self._state = state
         if changed:
@@ -229,6 +230,7 @@ class AgentPlayer:
             {(PodUid(a), b): (PodUid(c), d) for a, b, c, d in known["meant"]},
             frozenset(map(PodUid, known["lending"])),
             {resource: _read_ids(now, resource, ids) for resource, ids in known["withdrawn"].items()},
+            tuple(self._pods[number] for number in known["planned"]),
         )
 
 
