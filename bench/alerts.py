@@ -36,9 +36,7 @@ from tests.fakes.waiting import until
 RULES: Final = Path(__file__).resolve().parents[1] / "deploy/helm/gpu-manager/files/rules.yaml"
 FACTOR: Final = 120  # a minute is half a second
 INTERVAL: Final = "500ms"
-MOST_SECONDS: Final = (
-    240.0  # for one alert to fire, and for it to resolve: they take seconds, beside load a minute
-)
+MOST_SECONDS: Final = 240.0  # for one alert to fire, and for it to resolve: beside load some took a minute
 _LOOK_SECONDS: Final = 0.25
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LEASE: Final = "gpu-quota-admission"
