@@ -102,7 +102,7 @@ def node(pods: list[dict[str, Any]]) -> Iterator[NodeRig]:
 @pytest.fixture
 def pages(node: NodeRig) -> Iterator[Named]:
     running = Named(node)
-    running.status._sized = lambda: [
+    running.status.sized = lambda: [
         Sized(
             (namespace, f"Pod/{name}", inside), (name,), GIVEN, UNIT, NEED, advise(NEED, GIVEN, UNIT), (uid,)
         )
