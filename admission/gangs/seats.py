@@ -110,7 +110,7 @@ class GangDecision:
 
 
 class Seats:
-    """Finds places in ``books``, whose lock the caller holds. ``seconds``: how long they are kept."""
+    """Finds places in ``books``; the caller holds its lock. Places are kept for ``seconds``."""
 
     def __init__(
         self, books: SeatBooks, judge: FeasibilityJudge, quota: QuotaOf, cores: int, seconds: float

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.names import alike
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.records import decode, encode
+from gpu_manager.domain.records import decode, encode, read_entries
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 from gpu_manager.domain.score.fragmentation import RollOutRoutine
@@ -305,7 +304,7 @@ class Player:
         A line that a kill has cut off ends its segment.
         """
         offered: Line = {}
-        for number, line in enumerate(entry for raw in lines for entry in _read(raw)):
+        for number, line in enumerate(entry for raw in lines for entry in read_entries(raw)):
             kind = line.get("k")
             if kind == "ring":
                 yield from self._play(0)
@@ -353,13 +352,3 @@ def _subject(review: Line) -> str:
     meta = mapping(mapping(review["obj"]).get("metadata"))
     name = review.get("name") or text(meta.get("name")) or text(meta.get("generateName"))
     return f"{review.get('namespace', '')}/{name}"
-
-
-def _read(line: bytes) -> list[Line]:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return []
-    if not isinstance(found, list) or not all(isinstance(one, dict) and "k" in one for one in found):
-        raise RequestInvalid("this is no record of decisions: a line of it says not what it is")
-    return found

@@ -157,3 +157,17 @@ def _ways(kind: Any, without: frozenset[str]) -> tuple[dict[str, _Codec], Callab
 def _default(field: Any) -> Any:
     """The field's default; something that equals no value where it has none."""
     return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+
+
+def read_entries(line: bytes) -> list[dict[str, Any]]:
+    """The entries of a line of a record of decisions; none of a line that a kill has cut off.
+
+    Raises RequestInvalid: it is a line of something else.
+    """
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return []
+    if not isinstance(found, list) or not all(isinstance(one, dict) and "k" in one for one in found):
+        raise RequestInvalid("this is no record of decisions: a line of it says not what it is")
+    return found

@@ -248,7 +248,7 @@ class SharedCard:
         return {name: 0 if tenant.left_alone else max(tenant.most) for name, tenant in self._tenants.items()}
 
     def others_part(self) -> dict[str, float]:
-        """Return for what part of a process's time in flight others were charged, at most; 0: not known.
+        """Return the part of a process's time in flight for which others were charged; 0 if not known.
 
         Processes of one container share what others leave: for each of them others' part is greater.
         """

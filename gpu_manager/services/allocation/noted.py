@@ -84,7 +84,7 @@ class Preference:
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """What Allocate booked for a container that is certain, or why it refused."""
+    """What Allocate booked for an identified container, or why it refused the container."""
 
     state: BooksState
     resource: str

@@ -25,7 +25,7 @@ from gpu_manager.domain.errors import RequestInvalid, VcudaError
 from gpu_manager.domain.kube.pod import Container, Pod, PodUid
 from gpu_manager.domain.names import alike
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.records import decode, encode
+from gpu_manager.domain.records import decode, encode, read_entries
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.records import RecordSink
@@ -162,7 +162,7 @@ class AgentPlayer:
     def play(self, lines: Iterable[bytes]) -> Iterator[JudgedOnNode]:
         """Yield each decision. Raises RequestInvalid: a line is of no agent's record that is known here."""
         for number, raw in enumerate(lines):
-            for line in _read(raw):
+            for line in read_entries(raw):
                 if line["k"] == "ring":
                     self._begin()
                     self._pseudonyms = bool(line.get("pseudonyms"))
@@ -309,14 +309,3 @@ def _preferred(decided: Preference) -> Line:
 
 def _text(entries: list[Line]) -> bytes:
     return json.dumps(entries, separators=(",", ":")).encode()
-
-
-def _read(raw: bytes) -> list[Line]:
-    """The entries of a line; none of one that a kill has cut off."""
-    try:
-        found = json.loads(raw)
-    except ValueError:
-        return []
-    if not isinstance(found, list) or not all(isinstance(one, dict) and "k" in one for one in found):
-        raise RequestInvalid("this is no record of decisions: a line of it says not what it is")
-    return found
