@@ -18,7 +18,7 @@ from admission.explain.claims import ClaimingPod, claiming_pod
 from admission.explain.explanation import Explanation, explain
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.fragmentation_score import LeastFragmentation
-from admission.extender.simulation import ExtenderSimulation
+from admission.extender.node_choice import ExtenderSimulation
 from admission.quota.quota_book import QuotaBook, quota_refusal
 from admission.webhook.admit import TEMPLATES, protected_past_scheduler
 from admission.webhook.draft import draft_pod

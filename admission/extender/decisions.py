@@ -15,10 +15,8 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.extender.feasibility import FeasibilityCheck
 from admission.extender.many_nodes import Verdicts
-from admission.extender.node_names import NodeNames
-from admission.extender.price_column import Totals
-from admission.extender.ranking import Cost, PriceTerms, Scores
-from admission.extender.wire import Victims
+from admission.extender.ranking import Cost, PriceTerms, Scores, Totals
+from admission.extender.wire import NodeNames, Victims
 from gpu_manager.domain.kube.evictions import DisruptionBudget
 from gpu_manager.domain.placement.place import Placement
 from gpu_manager.domain.resize.sizes import ResizeAnswer

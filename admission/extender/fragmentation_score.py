@@ -20,13 +20,15 @@ from admission.cluster.snapshot import ClusterState
 from admission.extender.drained_nodes import DrainedNodes, QuotaBounds
 from admission.extender.many_nodes import Verdicts
 from admission.extender.node_rooms import MultiGpuCount, NodeChange, NodeContent, NodeRooms
-from admission.extender.price_column import PriceColumn, PriceKey, Totals
 from admission.extender.ranking import (
     MOST_PRICED,
     BestFit,
     Cost,
+    PriceColumn,
+    PriceKey,
     PriceTerms,
     RankedNode,
+    Totals,
     most_priced,
     unsuited,
 )

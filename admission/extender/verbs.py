@@ -28,14 +28,14 @@ from admission.extender.binding import Binder
 from admission.extender.decisions import FilterDecision, PreemptDecision, Recorded, unrecorded
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.fragmentation_score import LeastFragmentation
-from admission.extender.many_nodes import Verdicts, beside_its_gang, judge_nodes
+from admission.extender.many_nodes import NodeTable, Verdicts, beside_its_gang, judge_nodes
 from admission.extender.node_choice import NodeChoice
-from admission.extender.node_names import LastQuestion, NodeNames
-from admission.extender.node_table import NodeTable
 from admission.extender.preemption import evictions
 from admission.extender.refusal_lines import FULL_LINES, LATE, reasons
 from admission.extender.wire import (
     ExtenderArgs,
+    LastQuestion,
+    NodeNames,
     Obj,
     binding_answer,
     filter_answer,

@@ -21,7 +21,7 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit
 from admission.extender.fragmentation_score import LeastFragmentation
-from admission.extender.simulation import ExtenderSimulation
+from admission.extender.node_choice import ExtenderSimulation
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import CORE, PLACEHOLDER

@@ -13,13 +13,20 @@ import numpy as np
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.fragmentation_score import costs_under, spread_costs
 from admission.extender.many_nodes import CODES, FITS, Verdicts, beside_its_gang, chosen, judge_nodes
-from admission.extender.node_names import NodeNames
 from admission.extender.preemption import evictions
-from admission.extender.price_column import PriceColumn, near_least
-from admission.extender.ranking import MOST_PRICED, BestFit, Cost, PriceTerms, RankedNode, scores
+from admission.extender.ranking import (
+    MOST_PRICED,
+    BestFit,
+    Cost,
+    PriceColumn,
+    PriceTerms,
+    RankedNode,
+    near_least,
+    scores,
+)
 from admission.extender.refusal_lines import FULL_LINES, reasons, why
 from admission.extender.resizing import ResizeTerms
-from admission.extender.wire import Victims
+from admission.extender.wire import NodeNames, Victims
 from admission.replay.gangs import gang_again
 from admission.replay.reviews import is_quota, review_again
 from admission.replay.states import (

@@ -28,7 +28,7 @@ from admission.extender.decisions import (
 )
 from admission.extender.feasibility import FeasibilityCheck
 from admission.extender.many_nodes import FITS, Verdicts, chosen
-from admission.extender.node_names import NodeNames
+from admission.extender.wire import NodeNames
 from admission.gangs.seats import GangDecision
 from admission.replay.gangs import gang_line
 from admission.replay.reviews import review_line

@@ -21,9 +21,8 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.fragmentation_score import Epoch
 from admission.extender.many_nodes import FITS, chosen
-from admission.extender.node_names import NodeNames
 from admission.extender.node_rooms import NodeRooms
-from admission.extender.wire import Victims
+from admission.extender.wire import NodeNames, Victims
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.cluster.node_books import added
 from gpu_manager.domain.contract import (

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from admission.cluster.snapshot import NODES
-from admission.extender.node_names import NodeNames
 from admission.extender.ranking import scores
+from admission.extender.wire import NodeNames
 from gpu_manager.domain.contract import PLACEMENT
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import Amount

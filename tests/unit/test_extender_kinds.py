@@ -15,9 +15,8 @@ from admission.extender.feasibility import SOMEWHERE, FeasibilityCheck, Feasibil
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.free_cards import FreeCards
 from admission.extender.many_nodes import SEVERAL, candidates, judge_nodes
-from admission.extender.node_names import NodeNames
 from admission.extender.ranking import MOST_PRICED, most_priced
-from admission.extender.wire import ExtenderArgs, filter_answer, priority_answer
+from admission.extender.wire import ExtenderArgs, NodeNames, filter_answer, priority_answer
 from gpu_manager.domain.contract import GPU_MODEL, PLACEMENT
 from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import GIB, Amount

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.extender.node_names import LastQuestion, NodeNames
 from admission.extender.wire import (
     ExtenderArgs,
+    LastQuestion,
+    NodeNames,
     Victims,
     filter_answer,
     preemption_answer,

@@ -11,8 +11,8 @@ from admission.explain.explain_api import as_text, closed_nodes
 from admission.explain.explanation import explain
 from admission.extender.cluster_metrics import ClusterFigures, ClusterMetrics
 from admission.extender.fragmentation_score import LeastFragmentation
+from admission.extender.node_choice import ExtenderSimulation
 from admission.extender.refusal_lines import until_open
-from admission.extender.simulation import ExtenderSimulation
 from admission.extender.verbs import Extender
 from gpu_manager.domain.score.closing import CLOSED_FOR, ROOM_TENANT_SECONDS, WAITED
 from tests.fakes.extender import World, node, pod

@@ -8,8 +8,8 @@ import numpy as np
 
 from admission.cluster.snapshot import PODS
 from admission.extender.feasibility import FeasibilityJudge, Fit
-from admission.extender.node_table import NodeTable
-from admission.extender.price_column import PriceColumn
+from admission.extender.many_nodes import NodeTable
+from admission.extender.ranking import PriceColumn
 from gpu_manager.domain.contract import GPU_MODEL
 from tests.fakes.extender import pod
 from tests.seeds import seeds

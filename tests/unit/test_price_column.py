@@ -10,7 +10,7 @@ import numpy as np
 from admission.cluster.node_view import NodeView
 from admission.extender.feasibility import Fit
 from admission.extender.free_cards import FreeCards, promising
-from admission.extender.price_column import PriceColumn
+from admission.extender.ranking import PriceColumn
 from gpu_manager.domain.contract import GPU_MODEL, PLACEMENT
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest

@@ -12,7 +12,7 @@ from admission.cluster.pod_view import read_pod_view
 from admission.config import ClusterTerms
 from admission.explain.drafts import simulate
 from admission.extender.fragmentation_score import LeastFragmentation
-from admission.extender.simulation import ExtenderSimulation
+from admission.extender.node_choice import ExtenderSimulation
 from bench.simulated_pods import agreement
 from gpu_manager.domain.contract import PRIORITY
 from gpu_manager.domain.errors import RequestInvalid
