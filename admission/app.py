@@ -49,10 +49,9 @@ from gpu_manager.adapters.kube.agents import KubeAgents
 from gpu_manager.adapters.kube.changes import limits_of
 from gpu_manager.adapters.kube.claims import KubeClaimTemplates
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods, KubePlaceholders, KubePodEvents
-from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
+from gpu_manager.adapters.kube.connection import Connection, KubeReviews, Timeouts, connect
 from gpu_manager.adapters.kube.leases import KubeCertificates, KubeLease, KubeTextRecord, PodMark
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
-from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.adapters.prometheus import PrometheusRanges

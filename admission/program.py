@@ -16,13 +16,13 @@ from fastapi import APIRouter
 
 from admission.config import AdmissionSettings
 from admission.controller import SchedulingController
+from admission.replay.reviews import Recorded
 from admission.serving.certs import Certificates, Switch
 from admission.serving.https_server import HttpsServer, ProbeServer
 from admission.serving.metrics import AdmissionMetrics
 from admission.serving.webhook_app import ReviewClient, WebhookParts, build_app
 from admission.webhook.admit import SILENT, CreateTimeChecks
 from admission.webhook.claim_translation import EnsureTemplate
-from admission.webhook.noted import Recorded
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.runtime import threads
 from gpu_manager.runtime.program import Ending, raise_open_files_limit

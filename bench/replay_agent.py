@@ -17,9 +17,8 @@ from gpu_manager.domain.admission_match import ContainerCandidate
 from gpu_manager.domain.contract import CORE
 from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.services.allocation.books import Books, Key
-from gpu_manager.services.allocation.noted import Recorded, book, decide
 from gpu_manager.services.allocation.preferred_ids import IdChoice
-from gpu_manager.services.allocation.record import AgentPlayer, AgentRecorder
+from gpu_manager.services.allocation.record import AgentPlayer, AgentRecorder, Recorded, book, decide
 from tests.fakes.node import container, pod
 from tests.fakes.ports import FakeClock, cards
 from tests.fakes.state import node_of

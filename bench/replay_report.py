@@ -17,9 +17,9 @@ from typing import Any, Final
 from admission.config import ClusterTerms
 from admission.replay.judges import Judges, Player
 from admission.replay.recorder import DecisionRecorder
+from admission.replay.reviews import VERBS, judged
 from admission.webhook.admission_review import parse_review
 from admission.webhook.admit import SILENT
-from admission.webhook.noted import VERBS, judged
 from bench.rows import Row
 from gpu_manager.adapters.record_ring import RecordRing, segments
 from gpu_manager.cli.kubectl.report import Lines, write

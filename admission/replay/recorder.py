@@ -30,8 +30,8 @@ from admission.extender.feasibility import FeasibilityCheck
 from admission.extender.many_nodes import FITS, Verdicts, chosen
 from admission.extender.wire import NodeNames
 from admission.gangs.seats import GangDecision
-from admission.replay.gangs import gang_line
-from admission.replay.reviews import review_line
+from admission.replay.judges import gang_line
+from admission.replay.reviews import ReviewDecision, review_line
 from admission.replay.states import (
     FORMAT,
     PLAIN,
@@ -48,7 +48,6 @@ from admission.replay.states import (
     whole,
     width,
 )
-from admission.webhook.noted import ReviewDecision
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.cluster.node_books import Used
 from gpu_manager.domain.cluster.quota import ANY_SIZE, ContainerMax, NamespaceQuota
@@ -107,7 +106,7 @@ class DecisionRecorder:
 
     def decided(self, decision: Recordable) -> None:
         """Something was decided; see :mod:`admission.extender.decisions`, :mod:`admission.gangs.seats` and
-        :mod:`admission.webhook.noted`.
+        :mod:`admission.replay.reviews`.
         """
         self._take(decision)
 

@@ -17,6 +17,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from admission.config import AdmissionSettings, ClusterTerms
+from admission.replay.reviews import Recorded, judged
 from admission.serving.certs import Pair, Switch
 from admission.serving.https_server import readiness
 from admission.serving.inflight_limit import InflightLimit
@@ -31,7 +32,6 @@ from admission.webhook.admission_review import (
 )
 from admission.webhook.admit import SILENT, CreateTimeChecks
 from admission.webhook.claim_translation import EnsureTemplate, turn
-from admission.webhook.noted import Recorded, judged
 from gpu_manager.domain.contract import ADMISSION_NAME
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.features import stages

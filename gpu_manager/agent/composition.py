@@ -52,8 +52,7 @@ from gpu_manager.services.allocation.prestart import AnnotationWriteback, LimitP
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.cards.closed_cards import InjectionWatch, OtherPlugins
 from gpu_manager.services.cards.health import VANISHED, Health
-from gpu_manager.services.cards.inventory import InventoryService, KnownCards
-from gpu_manager.services.cards.mig_instances import MigInstances
+from gpu_manager.services.cards.inventory import InventoryService, KnownCards, MigInstances
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery import reclaimer, repairs
 from gpu_manager.services.recovery.rebuild import load_books, rebuild

@@ -46,7 +46,7 @@ def evict_marked(
     """
     configure_log(log_level)
     from gpu_manager.adapters.kube.connection import connect  # noqa: PLC0415  # same
-    from gpu_manager.adapters.kube.evictions import KubeEvictions  # noqa: PLC0415  # same
+    from gpu_manager.adapters.kube.tasks import KubeEvictions  # noqa: PLC0415  # same
     from gpu_manager.adapters.machine import SystemClock  # noqa: PLC0415  # the adapters, only where needed
     from gpu_manager.services.evictor import Evictor  # noqa: PLC0415  # same
 

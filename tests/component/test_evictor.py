@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpu_manager.adapters.kube.connection import connect
-from gpu_manager.adapters.kube.evictions import KubeEvictions
 from gpu_manager.adapters.kube.kube import Kube
 from gpu_manager.adapters.kube.reflector import Pause
+from gpu_manager.adapters.kube.tasks import KubeEvictions
 from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.domain.contract import (
     CORE,

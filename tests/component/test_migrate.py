@@ -20,7 +20,7 @@ from gpu_manager.adapters.manifests import read_documents, read_manifests
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.cli.kubectl.migrate.command import migrate, of_memory
 from gpu_manager.cli.kubectl.migrate.model import FindingKind, MigrationTerms, System
-from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
+from gpu_manager.cli.kubectl.migrate.systems.others import SYSTEMS
 from gpu_manager.cli.kubectl.migrate.translate import documents, rewrite, translate
 from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import GIB, MIB

@@ -15,7 +15,7 @@ from gpu_manager.cli.kubectl.main import run as kubectl
 from gpu_manager.cli.kubectl.migrate.command import migrate, of_memory, of_model
 from gpu_manager.cli.kubectl.migrate.left_over import foreign_names
 from gpu_manager.cli.kubectl.migrate.model import FindingKind, MigrationTerms
-from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
+from gpu_manager.cli.kubectl.migrate.systems.others import SYSTEMS
 from gpu_manager.cli.main import run
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import RequestInvalid

@@ -12,11 +12,10 @@ from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Le
 from gpu_manager.adapters.http import HttpClient
 from gpu_manager.adapters.kube.changes import cordon
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods, KubePodEvents
-from gpu_manager.adapters.kube.connection import connect
-from gpu_manager.adapters.kube.evictions import KubeEvictions
+from gpu_manager.adapters.kube.connection import KubeReviews, connect
 from gpu_manager.adapters.kube.kube import Kube
 from gpu_manager.adapters.kube.leases import KubeCertificates
-from gpu_manager.adapters.kube.reviews import KubeReviews
+from gpu_manager.adapters.kube.tasks import KubeEvictions
 from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.agent.composition import Agent
 from gpu_manager.agent.config import Config

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from gpu_manager.adapters.kube.connection import connect
-from gpu_manager.adapters.kube.evictions import KubeEvictions
 from gpu_manager.adapters.kube.kube import Kube
+from gpu_manager.adapters.kube.tasks import KubeEvictions
 from gpu_manager.adapters.machine import SystemClock
 from gpu_manager.domain.contract import CORE, EVENT_EVICTED, EVENT_WITHOUT_DEVICES, MEMORY
 from gpu_manager.domain.kube.pod import parse_pod

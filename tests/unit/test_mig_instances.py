@@ -21,8 +21,7 @@ from gpu_manager.domain.other_plugins import offered_elsewhere
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.services.allocation.books import Books, NodeCards
-from gpu_manager.services.cards.inventory import decode_cards, encode_cards
-from gpu_manager.services.cards.mig_instances import MigInstances
+from gpu_manager.services.cards.inventory import MigInstances, decode_cards, encode_cards
 from tests.unit.test_mig import CARD, DIVIDED, NODE, PARENT, SLICE, links
 
 

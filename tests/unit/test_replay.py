@@ -22,10 +22,10 @@ from admission.config import TRUSTED_USERS, AdmissionSettings, ClusterTerms
 from admission.extender.resizing import RETRY_SECONDS
 from admission.replay.judges import Judged, Judges, Player
 from admission.replay.recorder import DecisionRecorder
+from admission.replay.reviews import VERBS, ReviewDecision
+from admission.replay.reviews import judged as judged_review
 from admission.webhook.admission_review import parse_review
 from admission.webhook.admit import SILENT, CreateTimeChecks, InjectionWays
-from admission.webhook.noted import VERBS, ReviewDecision
-from admission.webhook.noted import judged as judged_review
 from bench.gang_load import SCHEDULERS, Load
 from bench.gang_scheduler import Model
 from gpu_manager.adapters.record_ring import RecordRing, segments

@@ -21,14 +21,13 @@ from urllib.parse import urlsplit
 import structlog
 
 from gpu_manager.adapters.http import HttpAnswer, HttpClient, HttpLimits
-from gpu_manager.adapters.kube.connection import Connection
+from gpu_manager.adapters.kube.connection import Connection, KubeReviews
 from gpu_manager.adapters.kube.kubeconfig import SERVICE_ACCOUNT
 from gpu_manager.adapters.kube.objects import ListReader, Obj, unheard
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pods import FirstSource, KubeletSource, KubePods
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.adapters.kube.reflector import Pause, Reflector, WatchedObjects
-from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.adapters.kube.tasks import EventTeller, LeaveTaints, MergeMetadata, Thing, publish_node
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import whole_number

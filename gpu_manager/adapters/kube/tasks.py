@@ -1,27 +1,36 @@
-"""The tasks of the outbox: annotate a pod, record an Event, evict a pod or mark it, publish the node."""
+"""The tasks of the outbox: annotate a pod, record an Event, evict a pod or mark it, publish the node.
+Marked pods and their evictions, which a program of its own carries out.
+"""
 
 from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, Self, TypeVar
 
+import structlog
+
 from gpu_manager.adapters.kube.connection import ABSENT, CONFLICT, Connection, Refused, named_path, pod_path
-from gpu_manager.adapters.kube.outbox import FINAL, Task
+from gpu_manager.adapters.kube.objects import Obj, named
+from gpu_manager.adapters.kube.outbox import FINAL, Outbox, Task
+from gpu_manager.adapters.kube.reflector import Pause, Reflector, WatchedObjects
 from gpu_manager.domain.contract import (
     AGENT_NAME,
     EVENT_EVADER,
     EVENT_NOT_INJECTED,
     EVENT_WITHOUT_DEVICES,
     EVICT,
+    EVICTOR_NAME,
     EvictionMark,
     encode_eviction_mark,
 )
+from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.evictions import RENEW_SECONDS
-from gpu_manager.domain.kube.pod import Pod
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.ports.clock import Clock
 
 _Value = TypeVar("_Value")
@@ -339,3 +348,82 @@ def _cut(text: str) -> str:
 
 def _timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+log = structlog.get_logger(__name__)
+
+
+class KubeEvictions(WatchedObjects):
+    """Watches every pod of the cluster, and keeps the marked ones. Implements
+    :class:`gpu_manager.ports.api_server.Evictions`.
+    """
+
+    def __init__(self, connection: Connection, clock: Clock, host: str, pause: Pause | None = None) -> None:
+        """``host`` is the source of its Events, beside the evictor's name."""
+        self._connection = connection
+        self._outbox = Outbox(clock, pause)
+        self._teller = EventTeller(connection, clock, host, EVICTOR_NAME)
+        self._marked: Mapping[PodUid, Pod] = {}
+        super().__init__(
+            Reflector(
+                connection,
+                "pods",
+                "/api/v1/pods",
+                "",
+                replaced=self._replaced,
+                changed=self._changed,
+                pause=pause,
+            )
+        )
+
+    def start(self) -> None:
+        """Start the watch and the thread that writes Events."""
+        self._outbox.start()
+        super().start()
+
+    def close(self) -> None:
+        """Stop both, within about a second each."""
+        super().close()
+        self._outbox.close()
+
+    def marked(self) -> Collection[Pod]:
+        """See :meth:`gpu_manager.ports.api_server.Evictions.marked`."""
+        return self._marked.values()
+
+    def evict(self, pod: Pod) -> float | None:
+        """See :meth:`gpu_manager.ports.api_server.Evictions.evict`."""
+        try:
+            EvictPod(self._connection, pod).run()
+        except Refused as refusal:
+            log.info("eviction_put_off", pod=pod.key, node=pod.node, reason=str(refusal))
+            return refusal.retry_after
+        return None
+
+    def event(self, pod: Pod, reason: str, message: str) -> None:
+        """See :meth:`gpu_manager.ports.api_server.Evictions.event`."""
+        self._outbox.put(self._teller.event(pod, reason, message))
+
+    def _replaced(self, objects: Iterable[Obj], take: Callable[[Obj], None]) -> None:
+        there = set[str]()
+        for obj in objects:
+            there.add(text(mapping(obj.get("metadata")).get("uid")))
+            take(obj)
+        self._marked = {uid: pod for uid, pod in self._marked.items() if uid in there}
+
+    def _changed(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
+        uid, pod = mapping(obj.get("metadata")).get("uid"), self._read(obj)
+        if pod is not None and not gone:
+            self._marked = {**self._marked, pod.uid: pod}
+        elif uid in self._marked:
+            self._marked = {key: one for key, one in self._marked.items() if key != uid}
+
+    def _read(self, obj: Obj) -> Pod | None:
+        """The pod if it has a mark."""
+        meta = mapping(obj.get("metadata"))
+        if EVICT not in mapping(meta.get("annotations")):
+            return None
+        try:
+            return parse_pod(obj)
+        except RequestInvalid as error:
+            self._reflector.spoil(named(meta, str(error)))
+            return None

@@ -27,7 +27,7 @@ from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.ports.records import CheckpointEntry, Store
-from gpu_manager.services.allocation import adopt, grant, noted, planner, preferred_ids, unidentified_grants
+from gpu_manager.services.allocation import adopt, grant, planner, preferred_ids, record, unidentified_grants
 from gpu_manager.services.allocation.adopt import recognised
 from gpu_manager.services.allocation.association import Hints, Identification, likely, probable
 from gpu_manager.services.allocation.books import Books, Grant, Key, KubeletOffer, NodeCards
@@ -60,7 +60,7 @@ class NodeState:
     """Thread-safe owner of the books; others read a :class:`StateView`."""
 
     def __init__(
-        self, books: Books, store: Store, metrics: ServiceMetrics, recorded: noted.Recorded | None = None
+        self, books: Books, store: Store, metrics: ServiceMetrics, recorded: record.Recorded | None = None
     ) -> None:
         """``books`` belong to this object from now on. ``recorded`` is called for what is decided."""
         self._recorded = recorded
@@ -194,7 +194,7 @@ class NodeState:
                 ids, decision = grant.refuse_deleted(books, choice, known)
                 self._decided[resource] = frozenset(ids), decision
             elif known is not None:
-                ids, decision = noted.decide(self._recorded, books, choice, known, answer.has)
+                ids, decision = record.decide(self._recorded, books, choice, known, answer.has)
                 if still and isinstance(decision.refusal, DoesNotFit):
                     decision = replace(decision, refusal=DoesNotFit(f"{decision.refusal}; {still}"))
                 self._decided[resource] = frozenset(ids), decision
@@ -255,7 +255,7 @@ class NodeState:
         """
         with self._turn:
             with self._changing() as books:
-                booked = noted.book(self._recorded, books, resource, ids, decision)
+                booked = record.book(self._recorded, books, resource, ids, decision)
             try:
                 yield booked
                 self._save()

@@ -4,20 +4,26 @@ It combines the health of cards with the topology, and publishes the node's inve
 whenever they differ from the last ones. The cards that this node has had are kept on the disk, so that one
 that is gone after a reboot is reported missing. A card leaves that list when
 :class:`gpu_manager.services.cards.health.Health` forgets it.
+
+:class:`MigInstances` decides whether MIG instances are listed as cards: the node's label counts before the
+setting. What pods hold is not taken from under them: until they have left, a node on which instances are
+turned off keeps listing them, closed, and is not ready.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
+from typing import Final
 
 import structlog
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (
     DRA_DRIVER,
+    EVENT_MIG_CHANGED,
     FRONT_LABEL,
     INVENTORY,
     NVIDIA,
@@ -28,13 +34,14 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.mig import parse_place
+from gpu_manager.domain.mig import is_instance, parse_place
+from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.ports.api_server import InventoryPublisher
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.records import Store
 from gpu_manager.runtime import threads
 from gpu_manager.services.allocation.allocator import Allocator
-from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.allocation.node_state import NodeState, StateView
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.cards.health import Health
 
@@ -255,3 +262,82 @@ def decode_cards(text: bytes) -> tuple[Card, ...]:
         )
     except (TypeError, ValueError, RecursionError) as error:
         raise NodeUnready(f"the list of known cards is not readable: {error}") from None
+
+
+_SHOWN: Final = 5  # pods that a text names
+_LABEL: Final = {"true": True, "false": False}
+
+
+@dataclass(eq=False, repr=False)
+class MigInstances:
+    """One thread calls :meth:`look`; any may ask the rest.
+
+    ``label``: the value of the node's label, empty without one. ``event`` records a reason and a message
+    about the node. ``relist``: have the cards listed anew, soon.
+    """
+
+    state: NodeState
+    setting: bool
+    label: Callable[[], str]
+    event: Callable[[str, str], None]
+    relist: Callable[[], object]
+
+    def __post_init__(self) -> None:
+        self._listed = False
+        self.assumed = False
+        """Instances are listed, until the books say whether pods hold some."""
+        self._said = ""
+        self._holders: tuple[StateView | None, Sequence[Allocation]] = (None, ())
+
+    def given(self) -> bool:
+        """True if instances are listed as cards: they are wanted, or pods hold some still."""
+        self._listed = self.assumed or self._wanted() or bool(self._held())
+        return self._listed
+
+    @property
+    def trouble(self) -> str:
+        """Why instances are not turned off as wanted; empty if they are as wanted."""
+        if self._wanted() or not (held := self._held()):
+            return ""
+        return (
+            f"MIG instances stay listed though they are turned off: {_names(held)} still hold some: end "
+            "these pods, or turn --mig-instances on again"
+        )
+
+    def look(self) -> None:
+        """Say, once each, what pods have lost by a changed layout or mode, and who holds up the setting. Have
+        a changed setting followed.
+        """
+        if self._listed != (self._wanted() or bool(self._held())):
+            self.relist()
+        said = "; ".join((*filter(None, (self.trouble,)), *self._lost()))
+        if said != self._said:
+            self._said = said
+            if said:
+                log.warning("mig_changed_under_pods", why=said)
+                self.event(EVENT_MIG_CHANGED, said)
+
+    def _wanted(self) -> bool:
+        return _LABEL.get(self.label(), self.setting)
+
+    def _held(self) -> Sequence[Allocation]:
+        view, (before, held) = self.state.view, self._holders
+        if view is not before:
+            held = [a for a in view.ledger if any(map(is_instance, a.cards))]
+            self._holders = view, held
+        return held
+
+    def _lost(self) -> Iterator[str]:
+        view = self.state.view
+        for state in view.node.cards:
+            card = state.card
+            holders = view.ledger.holders(card.uuid) if card.mig or (card.instance and state.missing) else ()
+            if holders:
+                now = "is in MIG mode now" if card.mig else f"({card.model}, {card.uuid}) has vanished"
+                yield f"card {card.index} {now}, of which {_names(holders)} hold a part: end these pods"
+
+
+def _names(allocations: Iterable[Allocation]) -> str:
+    names = sorted({allocation.pod_key for allocation in allocations})
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -22,8 +22,8 @@ from gpu_manager.cli.kubectl.migrate.model import (
     MigrationTerms,
     System,
 )
-from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
 from gpu_manager.cli.kubectl.migrate.systems.nvidia import agreed
+from gpu_manager.cli.kubectl.migrate.systems.others import SYSTEMS
 from gpu_manager.cli.kubectl.migrate.translate import Rewritten, documents, json_text, rewrite, translate
 from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Access
 from gpu_manager.cli.output import painted

@@ -16,8 +16,8 @@ from gpu_manager.cli.kubectl.migrate.model import (
     MigrationTerms,
     Needless,
 )
-from gpu_manager.cli.kubectl.migrate.systems import PREDECESSOR, SYSTEMS
 from gpu_manager.cli.kubectl.migrate.systems.nvidia import advice_of
+from gpu_manager.cli.kubectl.migrate.systems.others import PREDECESSOR, SYSTEMS
 from gpu_manager.domain.contract import CORE, GPU_MODEL, MEMORY
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.resources import parse_quantity

@@ -20,8 +20,14 @@ from gpu_manager.cli.kubectl.migrate.model import (
     fate_of,
     fitting,
 )
-from gpu_manager.cli.kubectl.migrate.systems import MIG, PREDECESSOR, SYSTEMS, TIME_SLICING
-from gpu_manager.cli.kubectl.migrate.systems.nvidia import PRODUCT, product_of, profile_of_resource
+from gpu_manager.cli.kubectl.migrate.systems.nvidia import (
+    MIG,
+    PRODUCT,
+    TIME_SLICING,
+    product_of,
+    profile_of_resource,
+)
+from gpu_manager.cli.kubectl.migrate.systems.others import PREDECESSOR, SYSTEMS
 from gpu_manager.domain.contract import (
     CARDS,
     CORE,

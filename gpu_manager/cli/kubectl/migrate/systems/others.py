@@ -14,6 +14,7 @@ from typing import Final
 
 from gpu_manager.cli.kubectl.migrate import model
 from gpu_manager.cli.kubectl.migrate.model import Asked, number
+from gpu_manager.cli.kubectl.migrate.systems.nvidia import TIME_SLICING
 from gpu_manager.domain import contract
 from gpu_manager.domain.contract import CORE_LIMIT, GPU_MODEL, GPU_UUID, NVIDIA, PLACEMENT
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB
@@ -332,3 +333,6 @@ KAI: Final = model.System(
     state=("received-resource-type", "runai-calculated-status"),
     schedulers=("kai-scheduler", "runai-scheduler"),
 )
+
+SYSTEMS: Final = (PREDECESSOR, GPUSHARE, VGPU_MANAGER, HAMI, VOLCANO, KAI, TIME_SLICING)
+"""All systems."""
