@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -39,12 +39,30 @@ _EVICTION_SECONDS: Final = 10.0  # kube-scheduler's longest pause; for so long a
 @dataclass(slots=True)
 class _Kept:
     """The places of one gang. ``chosen``: node, and what its scheduler had said then, of members that it has
-    placed. ``evicting``: they are kept one by one, for each has pods of lower priority to evict.
+    placed. ``evicting``: they are kept one by one, for each has pods of lower priority to evict. ``held``:
+    what keeps all of them from being bound, in the state of that generation.
     """
 
     since: float
     chosen: dict[PodUid, tuple[str, int]] = field(default_factory=dict)
     evicting: bool = False
+    held: tuple[int, Obstacle | None] = -1, None
+
+
+class _Standing(NamedTuple):
+    """What a gang holds and misses. ``placed``: the node of each member whose place is kept; ``bound``: how
+    many members are bound, or are being bound, or have succeeded while others live; ``need``: how many with
+    cards lack a node. Those without cards are taken to find theirs.
+    """
+
+    placed: Mapping[PodUid, str]
+    bound: int
+    need: int
+
+    @property
+    def together(self) -> bool:
+        """True if its missing members are judged together."""
+        return 0 < self.need <= MOST_MEMBERS
 
 
 @dataclass(slots=True)
@@ -88,7 +106,6 @@ class GangKeeper:
         self._evictions: dict[GangKey, tuple[float, bool]] = {}  # tried when, and whether all would fit
         self._last_trial = -_TRIAL_SECONDS
         self._states = 0, -1  # how many states there were, and the generation of the present one
-        self._last_hold: tuple[GangKey, int, Obstacle | None] | None = None  # by the state of that generation
         # Gangs of which only some members are bound, and the state in which the others last had no room.
         self._in_part: dict[GangKey, int] = {}
         self._parts_again = 0.0  # not before then, so that they cost little where nodes are many
@@ -122,7 +139,7 @@ class GangKeeper:
             if refused:
                 self._refusals[gang] = _Refusal(refused, now, there, now, age)
                 self._give_back(gang, refused)
-                if self._bound(gang):
+                if self._standing(gang).bound:
                     self._in_part.setdefault(gang, -1)
             else:
                 self._refusals.pop(gang, None)
@@ -149,22 +166,20 @@ class GangKeeper:
         with self.cluster.lock:
             pod = self.cluster.pod(uid)
             gang = self._judged(pod) if pod is not None else None
-            need = 0 if gang is None else self._need(gang)
-            if gang is None or not 0 < need <= MOST_MEMBERS:
+            if gang is None or not (standing := self._standing(gang)).together:
                 return None
-            if self._bound(gang):
+            if standing.bound:
                 self._in_part.setdefault(gang, -1)
                 own = self._closed(uid, node)
                 return own if own is not None and own.passes else None
-            placed = self._placed(gang)
-            if len(placed) < need:
-                have = f"{len(placed)} of the {need} members that {named(gang)} lacks have a place"
-                return Obstacle(f"{have}: none is bound until all have")
-            turn, last = self.cluster.glance().turn, self._last_hold
-            if last is None or last[:2] != (gang, turn):
-                found = (self._closed(one, where) for one, where in {**placed, uid: node}.items())
-                self._last_hold = last = gang, turn, next(filter(None, found), None)
-            return last[2]
+            if (have := len(standing.placed)) < standing.need:
+                some = f"{have} of the {standing.need} members that {named(gang)} lacks have a place"
+                return Obstacle(f"{some}: none is bound until all have")
+            turn, kept = self.cluster.glance().turn, self._kept.get(gang, _Kept(0.0))
+            if kept.held[0] != turn:
+                found = (self._closed(one, where) for one, where in {**standing.placed, uid: node}.items())
+                kept.held = turn, next(filter(None, found), None)
+            return kept.held[1]
 
     def has_room(self, pod: PodView) -> bool | None:
         """True if a refused member would have a place with all others now; None for a pod judged alone.
@@ -173,10 +188,9 @@ class GangKeeper:
         """
         with self.cluster.lock:
             gang = self._judged(pod)
-            need = 0 if gang is None else self._need(gang)
-            if gang is None or not 0 < need <= MOST_MEMBERS:
+            if gang is None or not (standing := self._standing(gang)).together:
                 return None
-            if self.cluster.expected_on(pod.uid):
+            if pod.uid in standing.placed:
                 kept = self._kept.get(gang)
                 return kept is not None and pod.uid not in kept.chosen  # kept since another was asked about
             last, now = self._refusals.get(gang), self.clock.monotonic()
@@ -184,8 +198,7 @@ class GangKeeper:
                 return False
             pause = max(1.0, len(self._refusals) / _TRIALS)
             if now >= last.tried + pause and last.age != self._age():
-                wanted = self._wanted(gang, pod, need)
-                missing = [Missing(one) for one in wanted if not self.cluster.expected_on(one.uid)]
+                missing = self._missing(gang, self._wanted(gang, pod, standing), None)
                 last.fits, last.tried = self._take(gang, missing).failed is None, now
                 if last.fits:
                     self.cluster.withdraw(one.pod.uid for one in missing)
@@ -211,7 +224,7 @@ class GangKeeper:
         """Begin to lead. Places kept by the previous leader are not known here."""
         with self.cluster.lock:
             self._kept.clear()
-            self._in_part = {gang: -1 for gang in self.members.all() if self._bound(gang)}
+            self._in_part = {gang: -1 for gang in self.members.all() if self._standing(gang).bound}
         self.settle()
 
     def settle(self) -> None:
@@ -220,7 +233,7 @@ class GangKeeper:
             self._complete_parts()
             now = self.clock.monotonic()
             for gang, kept in list(self._kept.items()):
-                placed, need = self._placed(gang), self._need(gang)
+                placed, _, need = self._standing(gang)
                 if not placed:
                     del self._kept[gang]
                 elif gone := next((node for uid, node in placed.items() if not self._stands(uid, node)), ""):
@@ -240,13 +253,14 @@ class GangKeeper:
             if gang is None or not self.seconds:
                 return None
             members, minimum = self.members.of(gang).values(), self.members.minimum(gang)
+            placed, _, need = self._standing(gang)
             return GangState(
                 gang,
                 minimum,
                 sum(not one.ended for one in members),
                 tuple(one.name for one in members if one.bound),
-                len(self._placed(gang)),
-                0 if minimum is None else max(0, self._need(gang)),
+                len(placed),
+                0 if minimum is None else max(0, need),
                 last.text if (last := self._refusals.get(gang)) else self._too_few(gang),
             )
 
@@ -266,13 +280,13 @@ class GangKeeper:
         if (began := self.clock.monotonic()) < self._parts_again:
             return
         for gang in [one for one in self._in_part if one != asks and not self.unread(one.api)]:
-            need, waiting = self._need(gang), self._waiting(gang)
-            if not waiting or need <= 0 or not self._bound(gang) or not self._judged(waiting[0]):
+            now, waiting = self._standing(gang), self._waiting(gang)
+            if not waiting or now.need <= 0 or not now.bound or not self._judged(waiting[0]):
                 del self._in_part[gang]
             elif (
                 waiting[0].pod.priority >= least
                 and self._in_part[gang] != self._age()
-                and len(self._placed(gang)) < need
+                and len(now.placed) < now.need
             ):
                 if refused := self._complete(gang, waiting[0], None):
                     self._give_back(gang, refused)
@@ -289,22 +303,18 @@ class GangKeeper:
         """Keep a place for each missing member; return why that is not possible. Raises NodeUnready."""
         if self.members.minimum(gang) is None:
             raise NodeUnready(f"PodGroups of {gang.api} have not been listed yet, please retry later")
-        need = self._need(gang)
-        if need <= 0 or need > MOST_MEMBERS:
+        if not (standing := self._standing(gang)).together:
             return ""
         if few := self._too_few(gang):
             return few
-        if len(self._placed(gang).keys() - {pod.uid}) >= need:
+        if len(standing.placed.keys() - {pod.uid}) >= standing.need:
             return ""  # past the minimum
-        wanted = self._wanted(gang, pod, need)
-        places = {one.uid: self.cluster.expected_on(one.uid) for one in wanted}
-        if names is not None and not (places[pod.uid] in names and self._is_good(pod.uid, places[pod.uid])):
-            places[pod.uid] = ""
-        missing = [self._missing(gang, one, pod, names) for one in wanted if not places[one.uid]]
+        wanted = self._wanted(gang, pod, standing)
+        missing = self._missing(gang, wanted, names)
         found = self._take(gang, missing)
         if found.failed is not None:
             found = self._take_from_lower(gang, pod.pod.priority, missing, found)
-        evicting = found.failed is not None and self._fits_by_eviction(gang, pod, wanted, names)
+        evicting = found.failed is not None and self._fits_by_eviction(gang, wanted, names)
         if found.failed is None or evicting:
             self._keep(gang).evicting = evicting
             return ""
@@ -333,18 +343,18 @@ class GangKeeper:
         return failed
 
     def _fits_by_eviction(
-        self, gang: GangKey, pod: PodView, wanted: Sequence[PodView], names: Sequence[str] | None
+        self, gang: GangKey, wanted: Sequence[PodView], names: Sequence[str] | None
     ) -> bool:
         """True if all would fit without the pods of lower priority: then each may evict for itself."""
         now = self.clock.monotonic()
         tried, fits = self._evictions.get(gang, (-_EVICTION_SECONDS, False))
         if now - tried < _EVICTION_SECONDS or not self._may_try():
             return fits and now - tried < _EVICTION_SECONDS
-        views, priority = self.cluster.snapshot().nodes.values(), pod.pod.priority
+        views, priority = self.cluster.snapshot().nodes.values(), wanted[0].pod.priority
         lower = [uid for view in views for uid, one in view.bound.items() if one.pod.priority < priority]
         fits = False
         if lower:
-            missing = [Missing(one, names if one.uid == pod.uid else None) for one in wanted]
+            missing = self._missing(gang, wanted, names, anew=True)
             fits = self._take(gang, missing, [*lower, *self._placed(gang)]).failed is None
         self._evictions = {one: tried for one, tried in self._evictions.items() if now - tried[0] < 60}
         self._evictions[gang] = now, fits
@@ -386,22 +396,26 @@ class GangKeeper:
         return found
 
     def _missing(
-        self, gang: GangKey, member: PodView, asked: PodView, names: Sequence[str] | None
-    ) -> Missing:
-        """Where a member may go: the one that is asked about to the nodes that its scheduler offers."""
-        if member.uid == asked.uid:
-            return Missing(asked, names)
-        kept = self._kept.get(gang)
-        node, verdict = kept.chosen.get(member.uid, ("", 0)) if kept else ("", 0)
-        waits_there = node and member.verdict in (0, verdict)  # and would be bound there
-        return Missing(member, [node] if waits_there else None)
+        self, gang: GangKey, wanted: Sequence[PodView], names: Sequence[str] | None, *, anew: bool = False
+    ) -> list[Missing]:
+        """Those of the ``wanted`` members without a place, and where each may go: the first, which is asked
+        about, to ``names``; one that is placed, there alone. ``anew``: all, as if nothing were kept.
+        """
+        kept, found = None if anew else self._kept.get(gang), []
+        for one in wanted:
+            asked, place = one is wanted[0], "" if anew else self.cluster.expected_on(one.uid)
+            offered = not asked or names is None or (place in names and self._is_good(one.uid, place))
+            if not place or not offered:
+                node, verdict = kept.chosen.get(one.uid, ("", 0)) if kept and not asked else ("", 0)
+                waits_there = node and one.verdict in (0, verdict)  # and would be bound there
+                found.append(Missing(one, names if asked else [node] if waits_there else None))
+        return found
 
-    def _wanted(self, gang: GangKey, pod: PodView, need: int) -> list[PodView]:
+    def _wanted(self, gang: GangKey, pod: PodView, now: _Standing) -> list[PodView]:
         """The members that are to have a place: this one, those that have one, then the most important."""
-        placed = self._placed(gang)
         others = [one for one in self._waiting(gang) if one.uid != pod.uid]
-        others.sort(key=lambda one: (one.uid not in placed, -one.pod.priority, one.pod.began, one.uid))
-        return [pod, *others[: need - 1]]
+        others.sort(key=lambda one: (one.uid not in now.placed, -one.pod.priority, one.pod.began, one.uid))
+        return [pod, *others[: now.need - 1]]
 
     def _waiting(self, gang: GangKey) -> list[PodView]:
         """The members that look for a node and ask for cards."""
@@ -451,17 +465,13 @@ class GangKeeper:
             f"the place of {printable(pod.pod.name)} on {printable(node)} is not free {ends}", passes
         )
 
-    def _bound(self, gang: GangKey) -> int:
-        """How many members are bound, or are being bound, or have succeeded while others live."""
+    def _standing(self, gang: GangKey) -> _Standing:
         members = self.members.of(gang).items()
         bound = sum(one.bound or bool(self.cluster.reserved_on(uid)) for uid, one in members)
-        return bound + self.members.done(gang)
-
-    def _need(self, gang: GangKey) -> int:
-        """How many members with cards lack a node. Those without cards are taken to find theirs."""
-        members = self.members.of(gang).items()
+        bound += self.members.done(gang)
         plain = sum(not (one.bound or one.ended) and self.cluster.pod(uid) is None for uid, one in members)
-        return (self.members.minimum(gang) or 0) - self._bound(gang) - plain
+        need = (self.members.minimum(gang) or 0) - bound - plain
+        return _Standing(self._placed(gang), bound, need)
 
     def _lower(self, priority: int) -> list[GangKey]:
         """Gangs with places of which all members have a lower priority and none is bound, the least
@@ -470,7 +480,7 @@ class GangKeeper:
         found = {}
         for gang in self._kept:
             most = max((one.pod.priority for one in self._waiting(gang)), default=priority)
-            if most < priority and not self._bound(gang):
+            if most < priority and not self._standing(gang).bound:
                 found[gang] = most
         return sorted(found, key=found.__getitem__)
 
