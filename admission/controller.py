@@ -6,7 +6,6 @@ server.
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -59,6 +58,7 @@ from gpu_manager.domain.resize.sizes import KINDS
 from gpu_manager.domain.untrusted import mapping
 from gpu_manager.ports.clock import Clock
 from gpu_manager.runtime import threads
+from gpu_manager.runtime.program import spare_pauses
 
 log = structlog.get_logger(__name__)
 
@@ -489,19 +489,3 @@ class SchedulingController:
     def _ages(self) -> Mapping[str, float]:
         now = time.monotonic()
         return {name: now - w.heard for name, w in self._watches.items() if w.heard is not None}
-
-
-_YOUNG: Final = 5_000  # new objects before they are looked at: most of a call's are gone by then
-_NEVER: Final = 1 << 30  # collections of the middle generation before the oldest is collected too
-
-
-def spare_pauses() -> None:
-    """Freeze long-lived objects. Call once the first lists are read, and every 10 seconds or so after.
-
-    A million objects of 5,000 nodes cost a full collection 0.35 s, in which no call is answered; objects
-    created since the last call cost 25 ms. They hold no cycles, so reference counting frees them whether the
-    collector knows them or not. So the collector examines only young objects.
-    """
-    gc.set_threshold(_YOUNG, gc.get_threshold()[1], _NEVER)
-    gc.collect(1)
-    gc.freeze()

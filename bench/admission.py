@@ -22,7 +22,6 @@ from typing import Any
 import structlog
 
 from admission.cluster.snapshot import NODES, PODS, ClusterState
-from admission.controller import spare_pauses
 from admission.extender.binding import BindAnswer, Binder, BindOutcome, BindRules
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.fragmentation_score import LeastFragmentation
@@ -41,6 +40,7 @@ from gpu_manager.domain.placement.place import find
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.rules.legal_values import MOST_ASKING
 from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.runtime.program import spare_pauses
 
 Obj = dict[str, Any]
 _SHAPES = ((10, 4), (20, 8), (30, 20), (50, 32), (70, 40), (100, 0), (200, 0), (400, 0))

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from admission.cluster.snapshot import NODES, PODS
-from admission.controller import spare_pauses
 from admission.extender.verbs import Reply
 from bench.admission import Scheduler
 from bench.placement import data
@@ -29,6 +28,7 @@ from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.placement.place import find
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.runtime.program import spare_pauses
 
 Obj = dict[str, Any]
 BARS: Final = {1000: "≤ 3", 5000: "≤ 3", 10_000: "≤ 6"}  # nodes → processor time a pod, in ms

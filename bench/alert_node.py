@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.world import NODE, World
-from gpu_manager.adapters.simulated import write_control
+from gpu_manager.adapters.simulated_control import write_control
 from gpu_manager.domain.contract import GPU_MODEL
 from gpu_manager.domain.dra.sides import ClaimCards, Front
 from sandbox.kubelet import AdmissionResult

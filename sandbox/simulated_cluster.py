@@ -21,7 +21,8 @@ from gpu_manager.adapters.driver_files.delivery import (
     find_native_libraries,
     native_in,
 )
-from gpu_manager.adapters.simulated import SimulatedCards, read_control, write_control
+from gpu_manager.adapters.simulated import SimulatedCards
+from gpu_manager.adapters.simulated_control import read_control, write_control
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.contract import CORE, MEMORY, MEMORY_SOCKET
 from gpu_manager.domain.dra.sides import Front

@@ -32,7 +32,7 @@ from gpu_manager.servers.series import CARD, CONTAINER, Family, View
 from gpu_manager.services.allocation.books import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.billing import Holder
-from gpu_manager.services.cards.health import CardXids
+from gpu_manager.services.cards.card_history import CardXids
 from gpu_manager.services.enforcement.account_check import Compared
 from gpu_manager.services.enforcement.container_starts import NotInjected
 from gpu_manager.services.enforcement.evasion_detector import Evader

@@ -24,7 +24,7 @@ from gpu_manager.ports.cards import CardUse
 from gpu_manager.runtime.inbound import series_of
 from gpu_manager.services.allocation.books import Grant, Key, NodeCards
 from gpu_manager.services.billing import Holder
-from gpu_manager.services.cards.health import CardXids
+from gpu_manager.services.cards.card_history import CardXids
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse, unread
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.adapters.simulated import write_control
+from gpu_manager.adapters.simulated_control import write_control
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import (
     ALLOCATION,

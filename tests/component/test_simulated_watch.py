@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from gpu_manager.adapters.simulated import SimulatedCards, write_control
+from gpu_manager.adapters.simulated import SimulatedCards
+from gpu_manager.adapters.simulated_control import write_control
 from gpu_manager.ports.cards import HealthChange, XidError
 from tests.fakes.waiting import PATIENCE
 

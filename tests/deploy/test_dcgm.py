@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.servers.exporter import Exporter
-from gpu_manager.services.cards.health import CardXids
+from gpu_manager.services.cards.card_history import CardXids
 from gpu_manager.services.enforcement.usage import UsageSampler
 from gpu_manager.services.metrics import ServiceMetrics
 from tests.deploy.test_rules import judge

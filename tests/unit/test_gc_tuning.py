@@ -2,7 +2,7 @@
 
 import gc
 
-from admission.controller import spare_pauses
+from gpu_manager.runtime.program import spare_pauses
 
 
 def test_no_question_waits_for_a_collection_of_all_that_is_kept() -> None:

@@ -13,7 +13,8 @@ from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import SELF, Link, Topology
 from gpu_manager.ports.cards import CardEvent, HealthChange, XidError
-from gpu_manager.services.cards.health import MOST_EVENTS, VANISHED, CardXids, Health, HealthLog, HealthTimes
+from gpu_manager.services.cards.card_history import MOST_EVENTS, CardXids, HealthLog
+from gpu_manager.services.cards.health import VANISHED, Health, HealthTimes
 from tests.fakes.ports import FakeNodeObject
 
 PIX, SYS = Link.parse("PIX"), Link.parse("SYS")

@@ -9,9 +9,10 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpu_manager.adapters.nvml.cards import NvmlCards, bus_key
+from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.adapters.nvml.errors import MEANINGS, NvmlErrorKind, meaning, sentence, to_domain
 from gpu_manager.adapters.nvml.faults import RECOVERY_ACTIONS, XIDS, FaultPolicy, Grade
+from gpu_manager.adapters.nvml.links import bus_key
 from gpu_manager.domain.errors import Bug, NodeUnready
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.domain.topology import LinkKind

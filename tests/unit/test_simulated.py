@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_manager.adapters import profiles
-from gpu_manager.adapters.simulated import SimulatedCards, read_control, write_control
+from gpu_manager.adapters.simulated import SimulatedCards
+from gpu_manager.adapters.simulated_control import read_control, write_control
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.ids import prefixes
