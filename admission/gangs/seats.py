@@ -23,7 +23,6 @@ from gpu_manager.domain.cluster.quota import NamespaceQuota
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.kube.constraints import PodConstraints
 from gpu_manager.domain.kube.pod import PodUid
-from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.placement.place import Placement
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import ZERO
@@ -42,14 +41,7 @@ class SeatBooks(Protocol):
         """The present state."""
 
     def expect(
-        self,
-        asked: PodView,
-        node: str,
-        placement: Mapping[str, tuple[Share, ...]],
-        now: float,
-        most: float = ...,
-        *,
-        chosen: bool = ...,
+        self, pod: PodView, node: str, at: Placement, now: float, most: float = ..., /, *, chosen: bool = ...
     ) -> None:
         """Count the pod as lying there."""
 

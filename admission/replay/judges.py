@@ -47,6 +47,7 @@ from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.names import alike
 from gpu_manager.domain.placement.ledger import Share
+from gpu_manager.domain.placement.place import Placement
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.records import decode, encode, read_entries
 from gpu_manager.domain.resources import Amount
@@ -120,14 +121,7 @@ class RecordedBooks:
         return self._states.snapshot(self._line)
 
     def expect(
-        self,
-        asked: PodView,
-        node: str,
-        placement: Mapping[str, tuple[Share, ...]],
-        now: float,
-        most: float = 0.0,
-        *,
-        chosen: bool = True,
+        self, asked: PodView, node: str, placement: Placement, *_most: object, **_chosen: object
     ) -> None:
         """See :class:`~admission.gangs.seats.SeatBooks`. For how long does not matter here."""
         self.withdraw([asked.uid])
