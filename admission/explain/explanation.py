@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Final
 
 from admission.cluster.node_view import BY_CLAIMS, NodeView
@@ -20,8 +19,16 @@ from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, F
 from admission.extender.refusal_lines import describe, kept_for, refusal, until_open, why
 from admission.gangs.members import GangState
 from admission.quota.quota_book import least_charge
-from gpu_manager.domain.cluster.kubelet_ids import explain_gpus, gpus_of
-from gpu_manager.domain.cluster.pod_holder import HeldBy, Hold, HoldFacts, find_holder, is_older
+from gpu_manager.domain.cluster.pod_holder import (
+    HeldBy,
+    Hold,
+    HoldFacts,
+    explain_on_node,
+    explain_without_cards,
+    find_holder,
+    is_older,
+    not_counted,
+)
 from gpu_manager.domain.cluster.quota import ANY_SIZE, Quota
 from gpu_manager.domain.cluster.quota import refusal as refused_by_quota
 from gpu_manager.domain.errors import RequestInvalid, printable
@@ -29,7 +36,6 @@ from gpu_manager.domain.kube.constraints import shown_bars
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.placement.explain import (
     LINE_LIMIT,
-    explain_bound,
     explain_placement,
     explain_room,
     with_priority,
@@ -38,7 +44,6 @@ from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
-from gpu_manager.domain.rules.unknown_names import asks_strangely
 
 SHOWN_NODES: Final = 200  # in full; the rest is counted
 FITS: Final = "fits"
@@ -150,14 +155,11 @@ def _explain(
         return Explanation(
             pod.key, "", f"never runs: {text}", "Change the pod as said", {Unfit.NEVER.value: total}, total
         )
-    if not request.containers and (strange := asks_strangely(pod)) and not pod.node:
-        return Explanation(pod.key, "", strange, "Change the pod as said", {Unfit.NEVER.value: total}, total)
-    if not request.containers and (gpus := gpus_of(pod)) and not pod.node:
-        return _lent(occupant, gpus, snapshot)
     if not request.containers:
-        return Explanation(
-            pod.key, "", "asks for no part of a card: any node will do", "", {FITS: total}, total
-        )
+        barred = {v.name: bars for v in snapshot.nodes.values() if (bars := v.bars(occupant))}
+        line, told = explain_without_cards(pod, tuple(snapshot.nodes.values()), barred)
+        cure = "Change the pod as said" if Unfit.NEVER.value in told else ""
+        return Explanation(pod.key, "", line[:LINE_LIMIT], cure, told, total)
     mine = quota.of(pod.namespace, request.priority) if quota else None
     lines = tuple(map(str, quota.lines(pod.namespace, snapshot.used, snapshot.protected))) if quota else ()
     if pod.node:
@@ -280,54 +282,21 @@ def _judged(view: NodeView, fit: Fit | Unfit, occupant: PodView) -> JudgedNode:
     return JudgedNode(view, fit, bars, FITS if isinstance(fit, Fit) else fit.value)
 
 
-def _lent(occupant: PodView, gpus: Fraction, snapshot: Snapshot) -> Explanation:
-    """One that asks for whole cards under NVIDIA's name."""
-    barred = {v.name: bars for v in snapshot.nodes.values() if (bars := v.bars(occupant))}
-    nodes = [view for name, view in snapshot.nodes.items() if name not in barred]
-    line, room = explain_gpus(gpus, ((view.node, view.ledger) for view in nodes))
-    counts = {FITS: room, Unfit.ROOM.value: len(nodes) - room, BARRED: len(barred)}
-    return Explanation(
-        occupant.pod.key,
-        "",
-        f"{line}{_not_counted(barred)}"[:LINE_LIMIT],
-        "",
-        {name: n for name, n in counts.items() if n},
-        len(snapshot.nodes),
-    )
-
-
-def _not_counted(barred: Mapping[str, str]) -> str:
-    return f". Not counted: {shown_bars(barred)}" if barred else ""
-
-
 def _placed(
     occupant: PodView, request: PodRequest, snapshot: Snapshot, quota: tuple[str, ...]
 ) -> Explanation:
     pod = occupant.pod
-    view = snapshot.nodes.get(pod.node)
-    charge = view.charges.get(pod.uid) if view else None
-    where = f"bound to node {printable(pod.node)}"
-    if view is not None and charge is not None and charge.allocations:
-        lies = {a.container: a.shares for a in charge.allocations}
-        where = explain_bound(pod.node, explain_placement(lies, view.node.cards), guessed=charge.guessed)
-        where += with_priority(view.explain_priority(pod))
-    elif pod.terminal:
-        where = f"ended on node {printable(pod.node)}, and holds nothing any more"
-    total = len(snapshot.nodes)
+    line = explain_on_node(pod, snapshot.nodes.get(pod.node))
     counts = counts_of_bound(pod.node, snapshot)
-    return Explanation(pod.key, describe(request), where, "", counts, total, (), quota)
+    return Explanation(pod.key, describe(request), line, "", counts, len(snapshot.nodes), (), quota)
 
 
 def _illegal(occupant: PodView, rule: str, snapshot: Snapshot) -> Explanation:
     """One that is on a node though no node would take it as it is now."""
-    request, total = occupant.request(snapshot.unit), len(snapshot.nodes)
-    if request is None:
-        where = f"bound to node {printable(occupant.pod.node)}, which grants it no part of a card"
-        placed = Explanation(occupant.pod.key, "", where, "Make it anew, changed as said", {}, total)
-        placed = replace(placed, counts=counts_of_bound(occupant.pod.node, snapshot))
-    else:
-        placed = _placed(occupant, request, snapshot, ())
-    return replace(placed, line=f"{placed.line}. As it is now, no node would take it: {rule}"[:LINE_LIMIT])
+    pod, request = occupant.pod, occupant.request(snapshot.unit)
+    line = explain_on_node(pod, snapshot.nodes.get(pod.node), rule)[:LINE_LIMIT]
+    asks, change = (describe(request), "") if request else ("", "Make it anew, changed as said")
+    return Explanation(pod.key, asks, line, change, counts_of_bound(pod.node, snapshot), len(snapshot.nodes))
 
 
 def counts_of_bound(node: str, snapshot: Snapshot) -> dict[str, int]:
@@ -385,7 +354,7 @@ def _line(
         scheduler = pod.scheduler if pod.phase else None  # a draft has no phase
         where = first.line.removeprefix(_FITS)
         room = explain_room(counts[FITS], total, first.node, where, scheduler)
-        return f"{room}{_not_counted(barred)}"[:LINE_LIMIT]
+        return f"{room}{not_counted(barred)}"[:LINE_LIMIT]
     parts = [
         f"{counts[word]} {_WORDS[word][counts[word] > 1]}"
         + (f" ({shown_bars(barred)})" if word == BARRED else "")

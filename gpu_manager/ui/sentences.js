@@ -50,6 +50,8 @@ const PATTERNS = [
   ["being worked out", "正在计算"],
   // Where a bound pod is.
   ["bound to node {1}, which grants it no part of a card", "已绑定到节点 {1}，但该节点没有给它任何卡"],
+  ["bound to node {1}, which publishes no cards: kubectl vcuda doctor says why", "已绑定到节点 {1}，但该节点没有发布任何卡：kubectl vcuda doctor 会说明原因"],
+  ["{a}, where no card has room for it", "{a}，但那里没有卡能容纳它"],
   ["{a} (by the node's rules: its annotation names no card with room for it)", "{a}（按节点规则推断：注解中没有写明有空间的卡）"],
   ["bound to node {1}: {a}", "已绑定到节点 {1}：{a}"],
   ["bound to node {1}", "已绑定到节点 {1}"],

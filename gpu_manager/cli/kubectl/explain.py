@@ -14,16 +14,23 @@ from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, is_file, read_target, selected
 from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Access, Login, Namespace, Selector, log_in
 from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
-from gpu_manager.domain.cluster.kubelet_ids import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.node_books import NodeBooks
-from gpu_manager.domain.cluster.pod_holder import Hold, HoldFacts, find_holder, gates_of, is_older
+from gpu_manager.domain.cluster.pod_holder import (
+    Hold,
+    HoldFacts,
+    explain_on_node,
+    explain_without_cards,
+    find_holder,
+    gates_of,
+    is_older,
+    not_counted,
+)
 from gpu_manager.domain.cluster.usage_json import longest_beside, read_usage, ungated_beside
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable, quoted
 from gpu_manager.domain.kube.constraints import shown_bars
 from gpu_manager.domain.kube.pod import POD_SCHEDULED, Pod, parse_pod
 from gpu_manager.domain.placement.explain import (
     Refusal,
-    explain_bound,
     explain_placement,
     explain_room,
     explain_wait,
@@ -35,7 +42,6 @@ from gpu_manager.domain.placement.place import judge
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.domain.rules.pod_request import judged_request
-from gpu_manager.domain.rules.unknown_names import asks_strangely
 from gpu_manager.domain.untrusted import mapping, mappings, text
 from gpu_manager.runtime.arguments import Argument
 
@@ -236,39 +242,37 @@ def _here(login: Login, asked: _Asked) -> Mapping[str, Any]:
     books = cluster.with_cards
     wishes = PodDetails.of(asked.manifest)
     bars = {one.name: why for one in books if (why := hosts.bars(one.name, wishes))}
-    if not (pod.asks or pod.node) and (strange := asks_strangely(pod)):
-        return _explained(pod, strange, {"never": len(books)}, len(books))
-    if (gpus := gpus_of(pod)) and not pod.node:
-        free = [one for one in books if one.name not in bars]
-        line, room = explain_gpus(gpus, ((one.node, one.ledger) for one in free))
-        return _explained(pod, line, {"fits": room} if room else {"room": len(books)}, len(books))
     if not pod.asks and asked.by_claims:
         return _explained(pod, _BY_CLAIMS, {"not asked": len(books)}, len(books))
     if not pod.asks:
-        return _explained(
-            pod, "asks for no part of a card: any node will do", {"fits": len(books)}, len(books)
-        )
-    if pod.node:
-        return _bound(pod, books)
+        line, counts = explain_without_cards(pod, books, bars)
+        return _explained(pod, line, counts, len(books))
+    illegal = ""
     try:
         verdicts = [(one, one.judge(judged_request(pod, one.node.unit))) for one in books]
     except RequestInvalid as error:
-        return _explained(pod, f"never runs: {error}", {"never": len(books)}, len(books))
+        illegal = str(error)
+    if pod.node:
+        where = next((one for one in books if one.name == pod.node), None)
+        counts = {"bound": 1, "not asked": len(books) - bool(where)}
+        return _explained(pod, explain_on_node(pod, where, illegal), counts, len(books))
+    if illegal:
+        return _explained(pod, f"never runs: {illegal}", {"never": len(books)}, len(books))
     nodes = [_node(one, verdict, bars.get(one.name, ""), pod) for one, verdict in verdicts]
     nodes.sort(key=lambda node: (node["outcome"] != "fits", node["node"]))
-    counts = Counter(str(node["outcome"]) for node in nodes)
+    outcomes = Counter(str(node["outcome"]) for node in nodes)
     barred = {str(node["node"]): str(node["barred"]) for node in nodes if node["barred"]}
-    held = _holder(asked, books, fits=bool(counts["fits"]))
+    held = _holder(asked, books, fits=bool(outcomes["fits"]))
     if held:
         line = f"{held.line}. What helps: {held.cure}"
-        counts = Counter(held=len(nodes)) if not held.by.is_told else counts
+        outcomes = Counter(held=len(nodes)) if not held.by.is_told else outcomes
     elif not nodes:
         line = "waits: the cluster has no node with cards"
-    elif counts["fits"]:
+    elif outcomes["fits"]:
         first = nodes[0]
         scheduler = pod.scheduler if pod.phase else None  # a pod of a file has no phase
-        line = explain_room(counts["fits"], len(nodes), first["node"], first["line"], scheduler)
-        line += f". Not counted: {shown_bars(barred)}" if barred else ""
+        line = explain_room(outcomes["fits"], len(nodes), first["node"], first["line"], scheduler)
+        line += not_counted(barred)
     else:
         none = "the one node with cards" if len(nodes) == 1 else f"each of {len(nodes)} nodes"
         full = [f"has no room now; {node['node']}: {node['line']}" for node in nodes if not node["barred"]][
@@ -276,7 +280,7 @@ def _here(login: Login, asked: _Asked) -> Mapping[str, Any]:
         ]
         kept_off = [f"keeps it off: {shown_bars(barred)}"] if barred else []
         line = f"waits: {none} {' or '.join([*full, *kept_off])}"
-    return _explained(pod, line, counts, len(nodes), nodes, held.by.value if held else "")
+    return _explained(pod, line, outcomes, len(nodes), nodes, held.by.value if held else "")
 
 
 def _holder(asked: _Asked, books: Sequence[NodeBooks], *, fits: bool) -> Hold | None:
@@ -293,25 +297,6 @@ def _holder(asked: _Asked, books: Sequence[NodeBooks], *, fits: bool) -> Hold | 
         ):
             facts = replace(facts, older=tuple(other.key for other in older))
     return find_holder(pod, facts)
-
-
-def _bound(pod: Pod, books: Sequence[NodeBooks]) -> Mapping[str, Any]:
-    where = next((one for one in books if one.name == pod.node), None)
-    line = f"bound to node {pod.node}"
-    if where is None:
-        line += ", which publishes no cards: kubectl vcuda doctor says why"
-    elif held := where.ledger.of_pod(pod.uid):
-        placement = {name: allocation.shares for name, allocation in held.items()}
-        text = explain_placement(placement, where.node.cards)
-        line = explain_bound(pod.node, text, guessed=where.guessed(pod.uid))
-        line += with_priority(where.explain_priority(pod))
-        if pod in where.unplaceable:
-            line += ", where no card has room for it"
-    elif pod.terminal:
-        line = f"ended on node {pod.node}, and holds nothing any more"
-    else:
-        line += ", which grants it no part of a card: its request is illegal"
-    return _explained(pod, line, {"bound": 1, "not asked": len(books) - bool(where)}, len(books))
 
 
 def _node(books: NodeBooks, verdict: Any, bars: str, pod: Pod) -> dict[str, Any]:

@@ -1,20 +1,26 @@
 """What keeps a pod from being placed, apart from the cards: judged before any arithmetic of cards. Pure.
 
 A pod held by a gate, a volume or another scheduler does not wait for room, whatever is free. A pod whose own
-workload's older pods hold the cards, or whose quota is used up, waits until somebody acts.
+workload's older pods hold the cards, or whose quota is used up, waits until somebody acts. A pod that is on a
+node, or that asks for no part of a card, is explained without that arithmetic too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from gpu_manager.domain.cluster.kubelet_ids import explain_gpus, gpus_of
+from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import printable, quoted
+from gpu_manager.domain.kube.constraints import shown_bars
 from gpu_manager.domain.kube.pod import Pod
+from gpu_manager.domain.placement.explain import explain_bound, explain_placement, with_priority
+from gpu_manager.domain.rules.unknown_names import asks_strangely
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
 _KUEUE: Final = "kueue.x-k8s.io/"
@@ -163,3 +169,44 @@ def _by_owner(pod: Pod, older: Sequence[str]) -> Hold:
         f"held by its own {printable(of)}: {names}{more} of an older template {holds} ready",
         cure,
     )
+
+
+def explain_without_cards(
+    pod: Pod, nodes: Sequence[NodeBooks], barred: Mapping[str, str]
+) -> tuple[str, Mapping[str, int]]:
+    """The line for a pod that asks for no part of a card, and how many of the ``nodes`` would take it, by
+    outcome; ``barred``: why kube-scheduler would not consider a node, by its name.
+    """
+    if not pod.node and (strange := asks_strangely(pod)):
+        return strange, {"never": len(nodes)}
+    if pod.node or not (gpus := gpus_of(pod)):
+        return "asks for no part of a card: any node will do", {"fits": len(nodes)}
+    free = [one for one in nodes if one.name not in barred]
+    line, room = explain_gpus(gpus, ((one.node, one.ledger) for one in free))
+    counts = {"fits": room, "room": len(free) - room, "barred": len(nodes) - len(free)}
+    return f"{line}{not_counted(barred)}", {outcome: count for outcome, count in counts.items() if count}
+
+
+def not_counted(barred: Mapping[str, str]) -> str:
+    """The end of a line that names nodes which kube-scheduler would not consider; empty without any."""
+    return f". Not counted: {shown_bars(barred)}" if barred else ""
+
+
+def explain_on_node(pod: Pod, node: NodeBooks | None, illegal: str = "") -> str:
+    """The line for a pod that is on a node; ``node`` is None if that publishes no cards. ``illegal``: the
+    rule that its request breaks as it is now; else empty.
+    """
+    line = f"bound to node {printable(pod.node)}"
+    if node is None:
+        line += ", which publishes no cards: kubectl vcuda doctor says why"
+    elif held := node.ledger.of_pod(pod.uid):
+        placement = {name: allocation.shares for name, allocation in held.items()}
+        where = explain_placement(placement, node.node.cards)
+        line = explain_bound(pod.node, where, guessed=node.guessed(pod.uid))
+        line += ", where no card has room for it" if pod in node.unplaceable else ""
+        line += with_priority(node.explain_priority(pod))
+    elif pod.terminal:
+        line = f"ended on node {printable(pod.node)}, and holds nothing any more"
+    elif illegal:
+        line += ", which grants it no part of a card"
+    return f"{line}. As it is now, no node would take it: {illegal}" if illegal else line
