@@ -432,3 +432,39 @@ def test_the_proxy_is_the_environments(
     for named in ("http://proxy:3128", "proxy:3128"):
         monkeypatch.setenv("HTTPS_PROXY", named)
         assert proxy_of(url) == proxy
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "body"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi and more", 200, b"hi"),
+        (b"HTTP/1.1 200\r\n\r\nhi", 200, b"hi"),
+        (b"HTTP/1.0 503 Not Now\ncontent-LENGTH:2\n\nhi", 503, b"hi"),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", 200, b"hi"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n", 200, b"hi"),
+        (b"HTTP/1.1 200 OK\r\nA: b\r\nA: c\r\nContent-Length: 2\r\n\r\nhi", 200, b"hi"),
+        (b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n", 204, b""),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_page_is_read_in_whatever_form_and_pieces_it_comes(
+    answer: bytes, status: int, body: bytes, size: int
+) -> None:
+    def behave(connection: socket.socket, _: int) -> None:
+        connection.recv(65536)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for begin in range(0, len(answer), size):
+            connection.sendall(answer[begin : begin + size])
+
+    with raw_server(behave) as (port, seen):
+        found = fetch("127.0.0.1", port, "/", {}, HttpLimits())
+        assert (found.status, found.body, seen) == (status, body, [1])
+
+
+def test_a_page_whose_answer_names_two_lengths_is_refused() -> None:
+    two = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi"
+    with raw_server(lambda connection, _: connection.recv(65536) and connection.sendall(two)) as (port, _):
+        with pytest.raises(NoAnswer, match="two lengths"):
+            fetch("127.0.0.1", port, "/", {}, HttpLimits())
+        with pytest.raises(NoAnswer, match="line break"):
+            fetch("127.0.0.1", port, "/", {"A": "b\r\nC: d"}, HttpLimits())
