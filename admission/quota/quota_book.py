@@ -15,7 +15,8 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_books import Used
-from gpu_manager.domain.cluster.quota import NO_QUOTA, QUOTA_PLACE, NamespaceQuota, Quota, read_quota, refusal
+from gpu_manager.domain.cluster.quota import NO_QUOTA, QUOTA_PLACE, NamespaceQuota, Quota, refusal
+from gpu_manager.domain.cluster.quota_map import read_quota
 from gpu_manager.domain.errors import NodeUnready, printable, quoted
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak

@@ -24,7 +24,8 @@ from admission.webhook.draft import (
     read_pod,
 )
 from gpu_manager.domain.advice.opt_in import check_advice_terms
-from gpu_manager.domain.cluster.quota import QUOTA_PLACE, read_quota
+from gpu_manager.domain.cluster.quota import QUOTA_PLACE
+from gpu_manager.domain.cluster.quota_map import read_quota
 from gpu_manager.domain.contract import ADVICE, CARDS, PRIORITY, RESIZE
 from gpu_manager.domain.dra.translation import is_turned_template
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted

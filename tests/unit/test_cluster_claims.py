@@ -12,7 +12,7 @@ from gpu_manager.adapters.kube.reading import cluster_of
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.cluster.claims import read_claim
 from gpu_manager.domain.cluster.node_books import added, models_of, one_of
-from gpu_manager.domain.cluster.quota import parse_quota
+from gpu_manager.domain.cluster.quota_map import parse_quota
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.device import device_names
 from gpu_manager.domain.resources import GIB, ZERO, Amount

@@ -10,7 +10,8 @@ import pytest
 
 from admission.extender.free_cards import FreeCards
 from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.cluster.quota import Quota, parse_quota
+from gpu_manager.domain.cluster.quota import Quota
+from gpu_manager.domain.cluster.quota_map import parse_quota
 from gpu_manager.domain.contract import Inventory, decode_inventory, encode_inventory, model_labels
 from gpu_manager.domain.dra.sides import Front, sides_of
 from gpu_manager.domain.errors import DoesNotFit

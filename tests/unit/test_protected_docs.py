@@ -8,7 +8,8 @@ from typing import Final
 
 import pytest
 
-from gpu_manager.domain.cluster.quota import NO_QUOTA, Quota, parse_quota
+from gpu_manager.domain.cluster.quota import NO_QUOTA, Quota
+from gpu_manager.domain.cluster.quota_map import parse_quota
 from gpu_manager.domain.contract import PRIORITY
 from gpu_manager.domain.placement.explain import explain_priority
 from gpu_manager.domain.priority import Priority

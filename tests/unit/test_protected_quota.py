@@ -14,7 +14,8 @@ from admission.explain.explain_api import quota_text
 from admission.explain.explanation import explain
 from admission.quota.quota_book import QuotaBook, refuse_at_create
 from gpu_manager.adapters.kube.reading import cluster_of
-from gpu_manager.domain.cluster.quota import NO_QUOTA, parse_quota
+from gpu_manager.domain.cluster.quota import NO_QUOTA
+from gpu_manager.domain.cluster.quota_map import parse_quota
 from gpu_manager.domain.contract import PRIORITY
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB, Amount

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from admission.cluster.snapshot import NODES
 from admission.quota.quota_book import NOT_SYNCED, QuotaBook, refuse_at_create
-from gpu_manager.domain.cluster.quota import NO_QUOTA, parse_quota, read_quota
+from gpu_manager.domain.cluster.quota import NO_QUOTA
+from gpu_manager.domain.cluster.quota_map import parse_quota, read_quota
 from gpu_manager.domain.contract import GPU_MODEL, POOL_LABEL
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.resources import GIB, MIB, Amount

@@ -10,7 +10,8 @@ from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.names import read_target
 from gpu_manager.cli.kubectl.service import BY_KUBECONFIG, Access, AllNamespaces, Login, Namespace, log_in
 from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
-from gpu_manager.domain.cluster.quota import QUOTA_PLACE, Quota, quota_table, read_quota
+from gpu_manager.domain.cluster.quota import QUOTA_PLACE, Quota, quota_table
+from gpu_manager.domain.cluster.quota_map import read_quota
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.untrusted import mappings, text
 from gpu_manager.runtime.arguments import Argument
