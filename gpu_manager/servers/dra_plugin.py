@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import InitVar, dataclass
 from functools import partial
@@ -31,6 +30,7 @@ from gpu_manager.pb.drahealth.v1alpha1 import api_pb2 as health_alpha_pb2
 from gpu_manager.pb.drahealth.v1alpha1 import api_pb2_grpc as health_alpha_grpc
 from gpu_manager.pb.pluginregistration.v1 import api_pb2 as registration_pb2
 from gpu_manager.pb.pluginregistration.v1 import api_pb2_grpc as registration_grpc
+from gpu_manager.servers.plugin_registration import listen_at
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.claims.prepare import ClaimPreparer
 from gpu_manager.services.metrics import ServiceMetrics
@@ -42,7 +42,9 @@ SERVICES: Final = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResource
 HEALTH_SECONDS: Final = 10.0  # between two reports; the kubelet forgets a health after 30 s
 _LOOK_SECONDS: Final = 0.5  # for sockets that were taken away
 _AGAIN_SECONDS: Final = 2.0  # after sockets could not be made
-_WORKERS: Final = 16
+_CURE: Final = (
+    "is the kubelet's directory mounted and writable? The chart has it with agent.front dra or split"
+)
 _LONGEST_ERROR: Final = 4096
 _LONGEST_MESSAGE: Final = 1024  # of a device's health
 
@@ -248,20 +250,17 @@ class DraPlugin:
         """
         with ExitStack() as undo:
             # The kubelet dials the endpoint as soon as it sees the other.
-            sockets = (
-                self._serve(self._endpoint, self._add_calls, undo),
-                self._serve(self._found_by, self._add_registration, undo),
-            )
+            listen_at(self._endpoint, _CURE, partial(self._add_calls, undo), undo)
+            found = partial(registration_grpc.add_RegistrationServicer_to_server, self._registration)
+            listen_at(self._found_by, _CURE, found, undo)
+            sockets = {path: _inode(path) for path in (self._endpoint, self._found_by)}
             self.trouble = ""
             while not self.stop.wait(_LOOK_SECONDS):
-                if any(_inode(path) != made for path, made in sockets):
+                if any(_inode(path) != made for path, made in sockets.items()):
                     log.warning("own_socket_gone", driver=DRA_DRIVER)
                     return
 
-    def _add_registration(self, server: grpc.Server, _undo: ExitStack) -> None:
-        registration_grpc.add_RegistrationServicer_to_server(self._registration, server)
-
-    def _add_calls(self, server: grpc.Server, undo: ExitStack) -> None:
+    def _add_calls(self, undo: ExitStack, server: grpc.Server) -> None:
         self._health = (_Health(health_pb2, self.state), _Health(health_alpha_pb2, self.state))
         newest, alpha = self._health
         api_pb2_grpc.add_DRAPluginServicer_to_server(
@@ -270,31 +269,7 @@ class DraPlugin:
         health_grpc.add_DRAResourceHealthServicer_to_server(newest, server)
         health_alpha_grpc.add_DRAResourceHealthServicer_to_server(alpha, server)
         for one in self._health:
-            undo.callback(one.stop)
-
-    @staticmethod
-    def _serve(
-        path: Path, add: Callable[[grpc.Server, ExitStack], None], undo: ExitStack
-    ) -> tuple[Path, tuple[int, int] | None]:
-        server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix=path.stem))
-        try:
-            path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-            server.add_insecure_port(f"unix://{path}")
-        except (RuntimeError, OSError) as error:
-            raise NodeUnready(
-                f"cannot listen on {path}: is the kubelet's directory mounted and writable? The chart has it "
-                f"with agent.front dra or split ({error})"
-            ) from error
-
-        def end() -> None:
-            server.stop(grace=0.5).wait(5)
-            path.unlink(missing_ok=True)
-
-        undo.callback(end)
-        add(server, undo)  # what it registers to be undone comes before the end of the server
-        server.start()
-        return path, _inode(path)
+            undo.callback(one.stop)  # before the end of their server
 
 
 def _inode(path: Path) -> tuple[int, int] | None:

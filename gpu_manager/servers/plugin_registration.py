@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -111,6 +111,34 @@ class HeldServer(PluginStreams):
             if devices is not sent:
                 sent = devices
                 yield devices
+
+
+def listen_at(path: Path, cure: str, add: Callable[[grpc.Server], object], undo: ExitStack) -> None:
+    """Serve what ``add`` adds to a server on the socket ``path``, until ``undo`` ends it.
+
+    Raises:
+        NodeUnready: the socket cannot be made; the text has ``cure``.
+    """
+    server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix=path.stem))
+    try:
+        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        server.add_insecure_port(f"unix://{path.absolute()}")
+    except IsADirectoryError as error:
+        raise NodeUnready(
+            f"cannot listen on {path}: a directory has that name, as a pod makes one that mounts the "
+            "socket before it is there; remove it"
+        ) from error
+    except (RuntimeError, OSError) as error:
+        raise NodeUnready(f"cannot listen on {path}: {cure} ({error})") from error
+
+    def end() -> None:
+        server.stop(grace=0.5).wait(5)
+        path.unlink(missing_ok=True)
+
+    undo.callback(end)
+    add(server)
+    server.start()
 
 
 class PluginRegistration:
@@ -251,30 +279,10 @@ class PluginRegistration:
             pass
 
     def _serve(self, resource: str, undo: ExitStack) -> PluginStreams:
-        path = self._directory / self.sockets[resource]
-        servicer = self.serve(resource)
-        server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix=self.sockets[resource]))
-        api_pb2_grpc.add_DevicePluginServicer_to_server(servicer, server)
-        try:
-            path.unlink(missing_ok=True)
-            server.add_insecure_port(f"unix://{path.absolute()}")
-        except IsADirectoryError as error:
-            raise NodeUnready(
-                f"cannot listen on {path}: a directory has that name, as a pod makes one that mounts the "
-                "socket before it is there; remove it"
-            ) from error
-        except (RuntimeError, OSError) as error:
-            raise NodeUnready(
-                f"cannot listen on {path}: is the device-plugins directory mounted and writable? ({error})"
-            ) from error
-        server.start()
-
-        def end() -> None:
-            servicer.stop()
-            server.stop(grace=0.5).wait(5)
-            path.unlink(missing_ok=True)
-
-        undo.callback(end)
+        servicer, path = self.serve(resource), self._directory / self.sockets[resource]
+        add = partial(api_pb2_grpc.add_DevicePluginServicer_to_server, servicer)
+        listen_at(path, "is the device-plugins directory mounted and writable?", add, undo)
+        undo.callback(servicer.stop)  # before the end of its server
         return servicer
 
     def _forget(self) -> None:

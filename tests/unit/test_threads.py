@@ -17,7 +17,6 @@ from tests.sources import sources
 POOLS = {
     "gpu_manager/servers/plugin_registration.py",
     "gpu_manager/agent/holder.py",
-    "gpu_manager/servers/dra_plugin.py",
     "gpu_manager/cli/kubectl/service.py",
     "admission/console/agents_usage.py",
     "admission/serving/extender_app.py",
