@@ -508,25 +508,38 @@ def others_parts(
 
 
 def test_others_part_is_what_they_are_charged_while_a_process_has_work_in_flight() -> None:
-    """One always has work in flight, the other in every second millisecond."""
+    """One always has work in flight, the other in every second millisecond: the first has the card alone in the
+    others, and half of it in these.
+    """
     half = {ms: float(ms % 2) for ms in range(10_000, 10_400)}
     seen = {
         "a": CardActivity(1, 250_000_000, in_flight_ns=400_000_000),
         "b": CardActivity(1, 100_000_000, in_flight_ns=200_000_000),
     }
     told = others_parts({"a": claims(10_000), "b": half}, seen)
-    assert told == pytest.approx({"a": 100 / 400, "b": 125 / 200}, abs=0.01)
+    assert told == pytest.approx({"a": 100 / 400, "b": 250 / 3 / 200}, abs=0.01)
     nobody = {name: replace(one, busy_ns=0) for name, one in seen.items()}
     assert others_parts({"a": claims(10_000), "b": half}, nobody) == {"a": 1 / 256, "b": 1 / 256}
 
 
-def test_two_processes_of_a_container_meet_others_for_a_greater_part_of_the_time_of_each() -> None:
+def test_one_of_two_processes_of_a_container_meets_its_sibling_too() -> None:
     seen = {
         "a": CardActivity(2, 200_000_000, processes=2, in_flight_ns=400_000_000),
         "b": CardActivity(1, 100_000_000, in_flight_ns=400_000_000),
     }
     told = others_parts({"a": claims(10_000, 2.0), "b": claims(10_000)}, seen)
-    assert told == pytest.approx({"a": 100 / (100 + 150), "b": 0.5}, abs=0.01)
+    assert told == pytest.approx({"a": (100 + 200 / 2) / 400, "b": 200 / 400}, abs=0.01)
+
+
+def test_what_was_in_flight_beyond_a_timeline_lies_shortly_before_it() -> None:
+    """A launch waits for three milliseconds, and runs for one; then nothing is in flight for sixteen."""
+    bursts = {ms: float(ms % 20 == 3) for ms in range(10_000, 10_400)}
+    seen = {
+        "a": CardActivity(1, 320_000_000, in_flight_ns=400_000_000),
+        "b": CardActivity(1, 20_000_000, in_flight_ns=80_000_000),
+    }
+    told = others_parts({"a": claims(10_000), "b": bursts}, seen)
+    assert told["b"] == pytest.approx(320 / (320 + 80 / 2) / 2, abs=0.02)
 
 
 def test_no_more_than_a_whole_card_is_believed_of_what_others_are_charged() -> None:

@@ -130,6 +130,8 @@ MOST_MS: Final = 2000
 """The most other processes that a container met are published for so long, and for as long again at most."""
 KEPT: Final = 0.8
 """How much of what earlier periods said of charged time counts: about half a second is told of."""
+SLICE_MS: Final = 3
+"""About a time slice: a launch may wait for so long before it begins."""
 LEAST_PART: Final = 1 / 256
 """What is told of others that are charged nothing: 0 would say that nothing is known."""
 _MARGIN: Final = 1.25
@@ -182,8 +184,9 @@ class _Tenant:
     most: tuple[int, int] = (0, 0)  # other processes at work beside it, since most_from and as long before
     most_from: int = 0
     in_flight: float = 0.0  # ms, lately: the last period in full, each before it by a part less
-    beside: float = 0.0  # ms that others were charged meanwhile
-    at_once: float = 1.0  # its processes that were at work in the last period, on average
+    charged: float = 0.0  # ms, as lately
+    beside: float = 0.0  # ms that other containers were charged meanwhile
+    at_once: float = 1.0  # processes at work in the last period, on average over the time that any was
 
 
 class SharedCard:
@@ -248,15 +251,15 @@ class SharedCard:
         return {name: 0 if tenant.left_alone else max(tenant.most) for name, tenant in self._tenants.items()}
 
     def others_part(self) -> dict[str, float]:
-        """Return the part of a process's time in flight for which others were charged; 0 if not known.
+        """Return the part of a process's time in flight for which others were charged; 0 if it is not known.
 
-        Processes of one container share what others leave: for each of them others' part is greater.
+        For one of several processes of a container its siblings count as others.
         """
         parts = {}
         for name, tenant in self._tenants.items():
-            own = (tenant.in_flight - tenant.beside) / max(1.0, tenant.at_once)
-            whole = tenant.beside + max(own, 0.0)
-            parts[name] = max(tenant.beside / whole, LEAST_PART) if whole else 0.0
+            siblings = (1 - 1 / max(1.0, tenant.at_once)) * tenant.charged
+            others = min(tenant.beside + siblings, tenant.in_flight)
+            parts[name] = max(others / tenant.in_flight, LEAST_PART) if tenant.in_flight else 0.0
         return parts
 
     def _judge(self, begin: int, end: int, timelines: Mapping[str, Mapping[int, float]]) -> None:
@@ -266,11 +269,9 @@ class SharedCard:
             name: _claimed(tenant, begin, end, timelines.get(name, {}))
             for name, tenant in self._tenants.items()
         }
-        _remember_charged(self._tenants, passed, claimed)
-        claims = {
-            name: _believed(tenant, _raised(claimed[name], passed[name][0]))
-            for name, tenant in self._tenants.items()
-        }
+        raised = {name: _raised(claims, passed[name][0]) for name, claims in claimed.items()}
+        _remember_charged(self._tenants, passed, claimed, raised)
+        claims = {name: _believed(tenant, raised[name]) for name, tenant in self._tenants.items()}
         totals = [sum(values) for values in zip(*claims.values(), strict=True)]
         for name, tenant in self._tenants.items():
             mine = claims[name]
@@ -343,38 +344,63 @@ def _remember_charged(
     tenants: Mapping[str, _Tenant],
     passed: Mapping[str, tuple[float, float]],
     claimed: Mapping[str, Sequence[float]],
+    raised: Mapping[str, Sequence[float]],
 ) -> None:
-    """Keep each container's time in flight, and what others were charged for milliseconds in which it was."""
-    charges = {name: _spread(charged, claimed[name], math.inf) for name, (_, charged) in passed.items()}
+    """Keep each container's time in flight, and what others were charged for milliseconds in which it was.
+
+    Charges are spread as the claims are, and evenly among those with work in flight: who is alone has more.
+    """
+    at_work = [max(1.0, sum(values)) for values in zip(*raised.values(), strict=True)]
+    charges = {
+        name: _scaled([one / total for one, total in zip(claimed[name], at_work, strict=True)], charged)
+        for name, (_, charged) in passed.items()
+    }
     totals = [sum(values) for values in zip(*charges.values(), strict=True)]
     for name, tenant in tenants.items():
-        in_flight = _spread(passed[name][0], claimed[name], 1.0)
-        tenant.in_flight = tenant.in_flight * KEPT + passed[name][0]
-        tenant.at_once = _mean_at_work(tenant.looks)
-        tenant.beside *= KEPT
-        tenant.beside += sum(
-            part * (total - own) for part, total, own in zip(in_flight, totals, charges[name], strict=True)
+        in_flight, charged = passed[name]
+        parts = [min(1.0, claim) for claim in raised[name]]
+        parts = _scaled(parts, min(sum(parts), in_flight))
+        tenant.at_once = _mean_at_work([look for look in tenant.looks if look[2]])
+        tenant.in_flight = tenant.in_flight * KEPT + in_flight
+        tenant.charged = tenant.charged * KEPT + charged
+        tenant.beside = tenant.beside * KEPT + sum(
+            part * (total - own) for part, total, own in zip(parts, totals, charges[name], strict=True)
         )
 
 
-def _spread(ms: float, claims: Sequence[float], most: float) -> list[float]:
-    """Spread so many milliseconds over a period as the claims are, no more than ``most`` to each."""
-    total = sum(claims)
-    if not total:
-        return [min(most, ms / len(claims))] * len(claims)
-    return [min(most, claim * ms / total) for claim in claims]
+def _scaled(parts: Sequence[float], total: float) -> list[float]:
+    """These parts in proportion, ``total`` in all; even ones if there are none."""
+    before = sum(parts)
+    return [part * total / before for part in parts] if before else [total / len(parts)] * len(parts)
 
 
 def _raised(claims: Sequence[float], in_flight: float) -> Sequence[float]:
-    """The claims, raised evenly to the time in flight: a timeline has what was charged, and where it may have
-    run, not what waited for others.
+    """The claims, raised to the time in flight: a timeline has what was charged, and where it may have run,
+    not what waited for others. Milliseconds with a claim are raised first, then those shortly before one.
     """
-    lacks = in_flight - sum(min(1.0, claim) for claim in claims)
-    room = sum(1.0 - claim for claim in claims if claim < 1.0)
-    if lacks <= 0 or not room:
-        return claims
-    part = min(1.0, lacks / room)
-    return [claim + (1.0 - claim) * part if claim < 1.0 else claim for claim in claims]
+    ahead = _ahead(claims)
+    for reach in (0, SLICE_MS, 2 * SLICE_MS, len(claims)):
+        lacks = in_flight - sum(min(1.0, claim) for claim in claims)
+        room = sum(
+            1.0 - claim for claim, far in zip(claims, ahead, strict=True) if far <= reach and claim < 1.0
+        )
+        if lacks <= 0 or not room:
+            continue
+        part = min(1.0, lacks / room)
+        claims = [
+            claim + (1.0 - claim) * part if far <= reach and claim < 1.0 else claim
+            for claim, far in zip(claims, ahead, strict=True)
+        ]
+    return claims
+
+
+def _ahead(claims: Sequence[float]) -> list[int]:
+    """Milliseconds from each to the next one with a claim; if none follows, as many as there are."""
+    found, far = [], len(claims)
+    for claim in reversed(claims):
+        far = 0 if claim else min(far + 1, len(claims))
+        found.append(far)
+    return found[::-1]
 
 
 def _believed(tenant: _Tenant, claims: Sequence[float]) -> Sequence[float]:

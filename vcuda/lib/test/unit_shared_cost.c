@@ -190,6 +190,34 @@ static void where_charges_are_known_waits_of_parts_of_turns_are_no_work(void) {
     CHECK(is_near(charged, 3000 * 5000), "%lu", (unsigned long)charged);
 }
 
+/* A program of one launch of 20 us and one of 0.6 ms by turns, which waits for 0.7 ms before it begins, and never
+ * within its launches: others are charged two fifths of its time in flight, and have had them. */
+static void what_waited_before_it_began_has_not_waited_within(void) {
+    struct cost *cost = kind(35, 20000);
+    struct shared_room met = {.most_q8 = TWO, .part_q16 = 65536 * 2 / 5};
+    uint64_t had = 0, charged = 0;
+    for (int i = 0; i < 1000; i++) {
+        uint64_t took = i % 2 ? 600000 : 20000;
+        met.before_ns = i % 2 ? 0 : 700000;
+        uint64_t own_ns = took * 256 / shared_cost_divisor(cost, took, i % 2, true, SELDOM, &met);
+        had += i < 200 ? 0 : took;
+        charged += i < 200 ? 0 : own_ns;
+    }
+    CHECK(charged <= had && charged > had * 97 / 100, "%lu of %lu", (unsigned long)charged, (unsigned long)had);
+}
+
+/* Kernels of 1 ms, a third of which are interrupted for 1.2 ms, beside one whose charges are far too low. */
+static void a_steady_kind_is_charged_what_it_takes_whatever_others_are_charged(void) {
+    struct cost *cost = kind(36, 1000000);
+    struct shared_room met = {.most_q8 = TWO, .part_q16 = 65536 / 10};
+    uint64_t charged = 0;
+    for (int i = 0; i < 3000; i++) {
+        uint64_t took = i % 3 ? 1000000 : 2200000;
+        charged += took * 256 / shared_cost_divisor(cost, took, true, true, SELDOM, &met);
+    }
+    CHECK(charged <= 3030 * 1000000ull && charged >= 2970 * 1000000ull, "%lu", (unsigned long)charged);
+}
+
 /* Three others rest for most of a tenth of a second, and now all of them have work. */
 static void more_others_at_once_than_in_the_mean_explain_a_longer_wait(void) {
     struct cost *cost = kind(29, 20000);
@@ -273,6 +301,8 @@ int main(void) {
     what_is_queued_waits_no_longer_than_others_have_turns();
     of_a_kind_that_varies_no_more_is_a_wait_than_others_are_charged();
     where_charges_are_known_waits_of_parts_of_turns_are_no_work();
+    what_waited_before_it_began_has_not_waited_within();
+    a_steady_kind_is_charged_what_it_takes_whatever_others_are_charged();
     the_first_launches_are_divided_and_the_shortest_is_known();
     a_wait_among_the_first_launches_is_none_of_their_work();
     kernels_that_become_shorter_or_longer_are_followed();

@@ -35,19 +35,21 @@ static struct shared_cost *find_or_begin(const struct cost *cost) {
     return found;
 }
 
+#define NEAR_PARTS 8 /* of what its kind takes a launch may take more without having waited */
+
 /* Where others always have work, what follows own work waits for whole turns of theirs or not at all. */
 static bool has_waited(const struct shared_cost *known, uint64_t took_ns, bool whole_turns) {
-    uint64_t near_ns = whole_turns ? SHARED_COST_TURN_NS * 4 / 5 : known->ns + SHARED_COST_NEAR_NS;
+    uint64_t near_ns = whole_turns ? SHARED_COST_TURN_NS * 4 / 5 : known->ns / NEAR_PARTS + SHARED_COST_NEAR_NS;
     return took_ns > known->ns + near_ns;
 }
 
 /* A turn begins within a launch by chance, the more often the longer it is, and is over early now and then. What takes
  * longer far more often than that is of such a length itself. */
 #define OFTEN_Q16 (65536 / 64)
-#define OFTENER 2
+#define OFTENER 5 / 4
 
 static bool is_often(const struct shared_cost *known, uint32_t part_q16) {
-    return part_q16 > OFTEN_Q16 + OFTENER * 65536 * known->ns / SHARED_COST_TURN_NS;
+    return part_q16 > OFTEN_Q16 + 65536 * OFTENER * known->ns / SHARED_COST_TURN_NS;
 }
 
 static bool is_often_longer(struct shared_cost *known, uint64_t took_ns) {
@@ -64,8 +66,9 @@ static uint64_t beyond_whole_turns(uint64_t took_ns, uint32_t sharers_q8) {
     return took_ns > turns_ns ? took_ns - turns_ns : 0;
 }
 
-uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool follows, bool always, uint32_t sharers_q8) {
-    struct shared_cost *known = find_or_begin(cost);
+/* `charged`: what others are charged is known, and holds against what kinds that take longer often seem to wait. */
+static uint64_t own_of_kind_ns(struct shared_cost *known, uint64_t took_ns, bool follows, bool always, bool charged,
+                               uint32_t sharers_q8) {
     if (took_ns < known->ns)
         known->ns =
             known->seen < FIRST || took_ns < known->ns / 2 ? took_ns : known->ns - (known->ns - took_ns) / AVERAGE_IN;
@@ -74,7 +77,8 @@ uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool foll
     known->seen += known->seen < FIRST;
     if (known->ns > SHARED_COST_TURN_NS || (known->seen < FIRST && !has_waited(known, took_ns, false)))
         return 0;
-    bool often = follows && is_often_longer(known, took_ns), whole_turns = often || (follows && always);
+    bool often = follows && is_often_longer(known, took_ns);
+    bool whole_turns = follows && (often || always) && !charged;
     if (!has_waited(known, took_ns, whole_turns))
         return took_ns;
     uint64_t turns_ns = (uint64_t)shared_cost_turns_ns(sharers_q8) + SHARED_COST_TURN_NS;
@@ -83,6 +87,10 @@ uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool foll
     uint64_t own = whole_turns ? beyond_whole_turns(took_ns, sharers_q8) : 0;
     own = own > known->ns ? own : known->ns;
     return own ? own : 1;
+}
+
+uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool follows, bool always, uint32_t sharers_q8) {
+    return own_of_kind_ns(find_or_begin(cost), took_ns, follows, always, false, sharers_q8);
 }
 
 /* What others have between two time slices of this process, with the switches. */
@@ -144,9 +152,9 @@ static uint64_t by_turns_ns(uint64_t own_ns, uint32_t sharers_q8) {
     return own_ns * turns_ns / SHARED_COST_TURN_NS;
 }
 
-/* The same, by what they are charged. */
-static uint64_t by_charges_ns(uint64_t own_ns, uint32_t part_q16) {
-    return part_q16 < 65536 ? own_ns * part_q16 / (65536 - part_q16) : UINT64_MAX;
+/* The same of a launch that was in flight for so long, by what they are charged. */
+static uint64_t by_charges_ns(uint64_t in_flight_ns, uint32_t part_q16) {
+    return in_flight_ns * part_q16 / 65536;
 }
 
 static uint64_t left_of(uint64_t waited_ns) {
@@ -155,25 +163,30 @@ static uint64_t left_of(uint64_t waited_ns) {
 
 #define SWITCH_PARTS 4
 
-/* For the card's switches within a wait nobody is charged: they take a part of it at most. */
-static uint64_t less_switches_ns(uint64_t wait_ns, uint32_t sharers_q8) {
-    return wait_ns - smaller((uint64_t)(sharers_q8 - 256) * SHARED_COST_SWITCH_NS / 256, wait_ns / SWITCH_PARTS);
+/* Nobody is charged for the card's switches within a wait; they take a part of it at most. */
+static uint64_t less_switches_ns(uint64_t wait_ns, uint64_t switches_q8) {
+    return wait_ns - smaller(switches_q8 * SHARED_COST_SWITCH_NS / 256, wait_ns / SWITCH_PARTS);
 }
 
-/* What is left of a launch after a wait for which own work has made room: by turns or by charges, by both of them for a
- * kind that varies. All waits count against both. */
+/* Waits beyond the room for them are remembered up to as much again, not for ever. */
+static uint64_t beyond_room(uint64_t waited_ns, uint64_t room_ns) {
+    return smaller(waited_ns > room_ns ? waited_ns - room_ns : 0, 2 * AHEAD_MOST_NS);
+}
+
+/* What is left of a launch after a wait, for which there must be room if it is `limited`: for a kind that varies by
+ * others' charges, since nothing else tells its waits from its work; else by turns of all others that were at work at
+ * once, so that what others are charged by mistake is not charged here once more. All waits count against both. */
 static uint64_t with_room_ns(uint64_t own_ns, uint64_t took_ns, uint32_t sharers_q8, struct shared_room *room,
-                             bool varies) {
-    uint64_t left = smaller(left_of(room->waited_ns), varies ? left_of(room->varied_ns) : UINT64_MAX);
-    uint64_t wait = smaller(took_ns - own_ns, left), own = took_ns - wait;
-    uint64_t turns = by_turns_ns(own, sharers_q8), charges = turns;
-    if (room->part_q16) {
-        charges = by_charges_ns(own, room->part_q16);
-        wait = less_switches_ns(wait, sharers_q8);
-    }
-    room->waited_ns = most(room->waited_ns + wait, most(turns, charges)) - most(turns, charges);
-    room->varied_ns = most(room->varied_ns + wait, smaller(turns, charges)) - smaller(turns, charges);
-    room->varied_ns = smaller(room->varied_ns, AHEAD_MOST_NS); /* what others waited for does not count for ever */
+                             bool varies, bool limited) {
+    uint64_t left = left_of(varies ? room->varied_ns : room->waited_ns);
+    uint64_t wait = limited ? smaller(took_ns - own_ns, left) : took_ns - own_ns, own = took_ns - wait;
+    uint64_t turns = by_turns_ns(own, room->part_q16 ? room->most_q8 : sharers_q8);
+    uint64_t charges = by_charges_ns(room->before_ns + took_ns, room->part_q16);
+    room->waited_ns = beyond_room(room->waited_ns + wait, turns);
+    /* One switch to each other process that has work, between the mean and the most of them, and one back. */
+    uint64_t switches_q8 = (most(sharers_q8, 512) + most(room->most_q8, 512)) / 2;
+    uint64_t others = less_switches_ns(room->before_ns, 256) + less_switches_ns(wait, switches_q8);
+    room->varied_ns = beyond_room(room->varied_ns + others, charges);
     return own;
 }
 
@@ -183,12 +196,13 @@ uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool fol
     uint32_t most_q8 = (uint32_t)most(most(room->most_q8, sharers_q8), 512);
     bool always = sharers_q8 >= most_q8 * 7 / 8, meets = !follows && meets_others(known, waited) && most_q8 == 512;
     bool varies = room->part_q16 && is_often(known, known->waits_q16);
-    uint64_t own_ns = shared_cost_own_ns(cost, took_ns, follows, always && !room->part_q16, most_q8);
+    uint64_t own_ns = own_of_kind_ns(known, took_ns, follows, always, room->part_q16, most_q8);
     if (!follows && known->seen >= FIRST && known->ns > SHARED_COST_TURN_NS)
         own_ns = long_own_ns(known, took_ns, always || meets, sharers_q8, most_q8);
     else if (!follows && waited)
         own_ns = from_slice_ns(own_ns, took_ns, always || meets, sharers_q8, most_q8);
-    if (own_ns && own_ns <= took_ns && (varies || (follows && waited)))
-        own_ns = with_room_ns(own_ns, took_ns, sharers_q8, room, varies);
+    bool limited = varies || (follows && waited);
+    if (own_ns && own_ns <= took_ns && (room->part_q16 || limited))
+        own_ns = with_room_ns(own_ns, took_ns, sharers_q8, room, varies, limited);
     return own_ns ? (uint32_t)(took_ns * 256 / own_ns) : sharers_q8;
 }

@@ -26,15 +26,13 @@
  * time slices or not at all. Call once for each measured launch: it teaches what the kind takes. */
 uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool follows, bool always, uint32_t sharers_q8);
 
-/* How long launches of a card waited for others' time slices, less the room that own work has made for that since; all
- * zero at first. */
+/* How long launches of a card waited for others' time slices, less the room for that; all zero at first. */
 struct shared_room {
-    uint64_t waited_ns; /* those that were queued behind own work: as many turns as own work has, or what others are
-                           charged, whichever is more */
-    uint64_t
-        varied_ns;     /* those, and all of kinds that take longer far more often than turns begin: whichever is less */
-    uint32_t part_q16; /* of a process's time in flight, for what part others were charged meanwhile; 0: not known */
-    uint32_t most_q8;  /* the greatest number of containers with work at the same time, x 256, lately */
+    uint64_t waited_ns; /* within launches: as many turns as own work has */
+    uint64_t varied_ns; /* and before them: the part of the time in flight that others are charged */
+    uint64_t before_ns; /* the launch waited so long before it began; 0 if it follows own work */
+    uint32_t part_q16;  /* of a process's time in flight, for what part others were charged meanwhile; 0: not known */
+    uint32_t most_q8;   /* the greatest number of containers with work at the same time, x 256, lately */
 };
 
 /* The divisor x 256 for the time of a launch, by shared_cost_own_ns(), beside `sharers_q8` / 256 containers; seven

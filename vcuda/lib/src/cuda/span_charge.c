@@ -201,6 +201,8 @@ static uint32_t divided_beside(const struct timing_span *span, const struct vcud
     static struct shared_room rooms[VCUDA_MAX_CARDS];
     struct shared_room *room = &rooms[span->context_meter->card];
     room->part_q16 = view->card[span->context_meter->card].others_part_q16;
+    int64_t before = share->ran.from - span->context_meter->clock.offset_ns - (int64_t)span->facts.launched_at;
+    room->before_ns = share->follows || !share->ran.waited || before < 0 ? 0 : (uint64_t)before;
     room->most_q8 = sharers_peak(view, span->context_meter->card, now);
     return shared_cost_divisor(span->cost, share->took, share->follows, share->ran.waited, divided, room);
 }
