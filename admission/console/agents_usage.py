@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import urlencode
@@ -47,6 +48,7 @@ LOOKED_SECONDS: Final = 10.0  # how long somebody counts as looking after asking
 LISTED_SECONDS: Final = 30.0  # how old the list of agents may be
 OLD_PERIODS: Final = 3  # after so many periods without an answer nothing is known of a node
 _AT_ONCE: Final = 8
+_ALONE_SECONDS: Final = 0.1  # for which one thread asks before others help it
 
 
 class Agents(Protocol):
@@ -163,7 +165,7 @@ class AgentsUsage:
                     if self._clock.monotonic() - self._looked_at > LOOKED_SECONDS:
                         self._looked.wait()
                     continue
-                self.ask_due(lambda jobs: list(pool.map(lambda job: job(), jobs)))
+                self.ask_due(lambda jobs: ask_all(jobs, pool))
                 self._ended.wait(1.0)
 
     def ask_due(self, run: Callable[[list[Callable[[], None]]], object]) -> None:
@@ -224,6 +226,29 @@ class AgentsUsage:
             self._history.fill(node, now, STEP, named_frames(minutes, pods))
             self._hour.fill(node, now, MINUTE, named_frames(hour, pods))
             self._minute_at[node] = now
+
+
+def ask_all(
+    jobs: Iterable[Callable[[], object]], pool: Executor, *, alone_seconds: float = _ALONE_SECONDS
+) -> None:
+    """Do these jobs and wait for their end: one thread does all unless that takes longer than
+    ``alone_seconds``, since threads that only compute wait for each other.
+    """
+    left = deque(jobs)
+
+    def work() -> None:
+        while True:
+            try:
+                job = left.popleft()
+            except IndexError:
+                return
+            job()
+
+    at_work = [pool.submit(work)]
+    if wait(at_work, alone_seconds).not_done:  # an agent is slow, or away
+        at_work += [pool.submit(work) for _ in range(_AT_ONCE - 1)]
+    for one in at_work:
+        one.result()
 
 
 _MOST_EVENTS: Final = 20

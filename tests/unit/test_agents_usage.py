@@ -2,6 +2,9 @@
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 from admission.console.agents_usage import (
     LOOKED_SECONDS,
@@ -9,6 +12,7 @@ from admission.console.agents_usage import (
     OLD_PERIODS,
     PERIOD_SECONDS,
     AgentsUsage,
+    ask_all,
 )
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
@@ -151,3 +155,23 @@ def test_nobody_is_asked_before_somebody_looks_and_after_nobody_does():
     finally:
         usage.stop()
     assert agents.listed == 1
+
+
+def test_an_agent_that_is_slow_holds_up_no_other():
+    last = threading.Event()
+    with ThreadPoolExecutor(8) as pool:
+        ask_all([lambda: last.wait(PATIENCE), lambda: None, last.set], pool)
+    assert last.is_set()
+
+
+def test_agents_that_answer_at_once_are_asked_by_one_thread():
+    by: list[str] = []
+    with ThreadPoolExecutor(8) as pool:
+        ask_all([lambda: by.append(threading.current_thread().name)] * 20, pool, alone_seconds=PATIENCE)
+    assert len(by) == 20
+    assert len({*by}) == 1
+
+
+def test_what_an_agent_must_not_raise_is_not_lost():
+    with ThreadPoolExecutor(8) as pool, pytest.raises(IndexError):
+        ask_all([[].pop, lambda: None], pool)
