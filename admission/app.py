@@ -45,7 +45,7 @@ from admission.serving.metrics import AdmissionMetrics
 from admission.serving.webhook_app import PASSED_ON, LeaderReviews, ReviewClient
 from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager.adapters.http import HttpClient, HttpLimits, NoAnswer
-from gpu_manager.adapters.kube.agents import KubeAgents
+from gpu_manager.adapters.kube.agent_pages import KubeAgents
 from gpu_manager.adapters.kube.changes import limits_of
 from gpu_manager.adapters.kube.claims import KubeClaimTemplates
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods, KubePlaceholders, KubePodEvents

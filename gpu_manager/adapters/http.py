@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 from urllib.parse import quote, urlencode, urlsplit
 
 from gpu_manager.adapters.http_connection import PIECE, Line, Way, authority
@@ -165,87 +165,6 @@ def _close_all(idle: list[Line]) -> None:
     with contextlib.suppress(IndexError):
         while True:
             idle.pop().close()
-
-
-_HEAD: Final = re.compile(
-    rb"HTTP/1\.[01] ([2-5][0-9][0-9])(?: [^\r\n]*)?((?:\r\n[!-9;-~]+:[^\r\n]*)*)\r\n\r\n"
-)
-_LONGEST_HEAD: Final = 1 << 16
-_LONGEST_NUMBER: Final = 16  # digits of a length
-
-
-def fetch(host: str, port: int, path: str, headers: Mapping[str, str], limits: HttpLimits) -> HttpAnswer:
-    """Send a GET over plain HTTP to an address, on a connection of its own, and read the whole answer.
-
-    Agents are asked by the dozen: an answer of the usual form is read here, in half of the time that
-    Python's ``http.client`` takes, which reads any other.
-
-    Raises:
-        NoAnswer: see :meth:`HttpClient.ask`.
-    """
-    place = f"[{host}]" if ":" in host else host
-    sent = {"Host": f"{place}:{port}", "Accept-Encoding": "identity", "Connection": "close", **headers}
-    request = f"GET {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in sent.items())
-    try:
-        if [request.count(end) for end in "\r\n\0"] != [len(sent) + 1, len(sent) + 1, 0]:
-            raise ValueError("a header cannot be sent: it has a line break")  # the value may be a secret
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as line:
-            line.settimeout(limits.connect)
-            line.connect((host, port))
-            return _read(line, f"{request}\r\n".encode("latin-1"), limits)
-    except FOREIGN as error:
-        raise NoAnswer(reason(error)) from error
-
-
-class _UsualHead(NamedTuple):
-    """The head of an answer; ``ends``: where in what is received its body ends, None: with the connection."""
-
-    status: int
-    headers: Mapping[str, str]
-    begins: int
-    ends: int | None
-
-
-def _read(line: socket.socket, request: bytes, limits: HttpLimits) -> HttpAnswer:
-    """Send the request and read its answer. Raises what a connection does, and NoAnswer."""
-    ends, got, head = time.monotonic() + limits.answer, bytearray(), None
-    with contextlib.suppress(ConnectionError):  # it may have been answered all the same
-        line.sendall(request)
-    while head is None or head.ends is None or len(got) < head.ends:
-        left = ends - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        line.settimeout(left)
-        piece = line.recv(PIECE)
-        got += piece
-        if head is None and (b"\n" in piece or len(got) > _LONGEST_HEAD or not piece):
-            head = _usual_head(got)
-            if head is None and (b"\n\r\n" in got or b"\n\n" in got or len(got) > _LONGEST_HEAD or not piece):
-                other = Line.over(line, ends)
-                return HttpStream(other, other.answer("GET", bytes(got)), Line.close).whole(ends, limits)
-        if head is not None and len(got) - head.begins > limits.largest:
-            raise NoAnswer(f"the answer has more than {limits.largest} bytes")
-        if not piece:
-            break
-    if head is None or len(got) < (head.ends or 0):
-        raise http.client.IncompleteRead(b"")
-    return HttpAnswer(head.status, bytes(got[head.begins : head.ends]), head.headers)
-
-
-def _usual_head(got: bytearray) -> _UsualHead | None:
-    found = _HEAD.match(got)
-    if found is None:
-        return None
-    pairs = [text.partition(":") for text in found[2].decode("latin-1").split("\r\n")[1:]]
-    headers = {name.lower(): value.strip() for name, _, value in pairs}
-    length = headers.get("content-length")
-    if len(headers) < len(pairs) or "transfer-encoding" in headers or found[1] in (b"204", b"304"):
-        return None
-    if length is not None and not (length.isascii() and length.isdecimal() and len(length) < _LONGEST_NUMBER):
-        return None
-    return _UsualHead(
-        int(found[1]), headers, found.end(), None if length is None else found.end() + int(length)
-    )
 
 
 class HttpStream:

@@ -51,14 +51,6 @@ class Line:
         self.kept = False
         self.ends = 0.0
 
-    @classmethod
-    def over(cls, connected: socket.socket, ends: float) -> Line:
-        """A connection that was opened, and asked, elsewhere."""
-        line = cls(Way(""), 0.0)
-        line._socket = line._carrier = connected
-        line.ends = ends
-        return line
-
     def send_request(
         self,
         method: str,
@@ -86,12 +78,9 @@ class Line:
         with contextlib.suppress(ConnectionError, ssl.SSLError):  # it may have been answered all the same
             self._send("\r\n".join([*lines, "\r\n"]).encode("latin-1") + (body or b""))
 
-    def answer(self, method: str, begun: bytes = b"") -> http.client.HTTPResponse:
-        """The answer, when its headers have arrived; those that only announce one (1xx) are passed over.
-
-        ``begun``: what was received of it before.
-        """
-        received = _Received(self, begun)
+    def answer(self, method: str) -> http.client.HTTPResponse:
+        """The answer, when its headers have arrived; those that only announce one (1xx) are passed over."""
+        received = _Received(self)
         response = http.client.HTTPResponse(received, method=method)  # type: ignore[arg-type]  # makes a file
         response.begin()
         while response.status < http.HTTPStatus.OK:
@@ -175,9 +164,9 @@ class Line:
 class _Received(io.RawIOBase):
     """What a line receives, for one answer; ``ended``: all of it. Closing it leaves the line open."""
 
-    def __init__(self, line: Line, begun: bytes) -> None:
+    def __init__(self, line: Line) -> None:
         super().__init__()
-        self._line, self._begun, self.ended = line, memoryview(begun), False
+        self._line, self.ended = line, False
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         return io.BufferedReader(self)
@@ -186,10 +175,6 @@ class _Received(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        if self._begun:
-            size = min(len(buffer), len(self._begun))
-            buffer[:size], self._begun = self._begun[:size], self._begun[size:]
-            return size
         size = self._line.receive(buffer)
         self.ended = not size
         return size

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gpu_manager.adapters.kube.agents import KubeAgents
+from gpu_manager.adapters.kube.agent_pages import KubeAgents
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.domain.contract import AGENT_DAEMONSET
 from gpu_manager.domain.errors import NodeUnready
