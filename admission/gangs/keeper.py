@@ -23,6 +23,7 @@ from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, U
 from admission.gangs.members import MOST_MEMBERS, GangKey, GangMembers, GangState, mark_of, named, shown
 from admission.gangs.seats import GangDecision, Missing, Seated, Seats, is_free
 from admission.quota.quota_book import QuotaBook
+from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.rules.pod_request import judged_request
@@ -40,13 +41,13 @@ _EVICTION_SECONDS: Final = 10.0  # kube-scheduler's longest pause; for so long a
 class _Kept:
     """The places of one gang. ``chosen``: node, and what its scheduler had said then, of members that it has
     placed. ``evicting``: they are kept one by one, for each has pods of lower priority to evict. ``held``:
-    what keeps all of them from being bound, in the state of that generation.
+    what keeps all of them from being bound, in the state of that generation and under that quota.
     """
 
     since: float
     chosen: dict[PodUid, tuple[str, int]] = field(default_factory=dict)
     evicting: bool = False
-    held: tuple[int, Obstacle | None] = -1, None
+    held: tuple[int, Quota | None, Obstacle | None] = -1, None, None
 
 
 class _Standing(NamedTuple):
@@ -175,11 +176,12 @@ class GangKeeper:
             if (have := len(standing.placed)) < standing.need:
                 some = f"{have} of the {standing.need} members that {named(gang)} lacks have a place"
                 return Obstacle(f"{some}: none is bound until all have")
-            turn, kept = self.cluster.glance().turn, self._kept.get(gang, _Kept(0.0))
-            if kept.held[0] != turn:
+            turn, quota = self.cluster.glance().turn, self.quota.current
+            kept = self._kept.get(gang, _Kept(0.0))
+            if kept.held[0] != turn or kept.held[1] is not quota:
                 found = (self._closed(one, where) for one, where in {**standing.placed, uid: node}.items())
-                kept.held = turn, next(filter(None, found), None)
-            return kept.held[1]
+                kept.held = turn, quota, next(filter(None, found), None)
+            return kept.held[2]
 
     def has_room(self, pod: PodView) -> bool | None:
         """True if a refused member would have a place with all others now; None for a pod judged alone.

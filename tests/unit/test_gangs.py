@@ -180,6 +180,18 @@ def test_places_count_in_the_quota_of_the_namespace():
     assert "ExceedsGPUQuota" in why(cluster, two)["n1"]
 
 
+def test_a_quota_that_changed_since_the_members_had_places_counts_when_they_are_bound():
+    cluster = world(node("n1", 4), quota={"default": {"quota": {"Tesla-T4": 2}}}, groups=[("g", 2)])
+    first, second = gang_of(2)
+    cluster.create(first, second)
+    assert fits(cluster, first) == ["n1"] == fits(cluster, second)
+    assert cluster.gangs.hold("uid-default-g-0", "n1") is None
+    cluster.limit({"default": {"quota": {"Tesla-T4": 1}}})
+    assert cluster.gangs.hold("uid-default-g-0", "n1") is not None
+    cluster.limit({"default": {"quota": {"Tesla-T4": 2}}})
+    assert [cluster.bind(one, "n1") for one in (first, second)] == ["", ""]
+
+
 # Until when.
 
 
