@@ -31,16 +31,17 @@ WHOLE_LLM: Final = Model(
     _SHORT,
 )
 HALF_LLM: Final = Model("qwen3_4b_halves", ("decode", "qwen3_4b", ",".join(map(str, HALVES))), 18, _SHORT)
-COSTED: Final = tuple(
-    make(name, gib)
-    for name, gib in (
-        ("resnet50", 4.0),
-        ("resnet152", 5.0),
-        ("vgg16", 5.0),
-        ("deeplabv3", 5.0),
-        ("lstm", 2.0),
-    )
-    for make in (request, step)
+_NETWORKS: Final = (
+    ("resnet50", 4.0),
+    ("resnet152", 5.0),
+    ("vgg16", 5.0),
+    ("deeplabv3", 5.0),
+    ("lstm", 2.0),
 )
+COSTED: Final = (
+    *(make(name, gib) for name, gib in _NETWORKS for make in (request, step)),
+    Model("qwen3_4b", ("first", "qwen3_4b"), 12, _SHORT),
+)
+"""HAMi's networks, and a language model's time to the first token."""
 KERNELS: Final = Model("kernels", (), 0.6, ("--us", "1000"))
 """The C client, on a card as well: kernels of a millisecond, each waited for."""

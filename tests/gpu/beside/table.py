@@ -105,7 +105,7 @@ def _cost(found: Figures) -> Iterator[str]:
     for model in COSTED:
         kind = model.arguments[0]
         yield _line(
-            f"{model.name}, {kind}",
+            f"{model.name}, {'first token' if kind == 'first' else kind}",
             *(_cell(found, f"gpu_cost_{kind}_{model.name}_at_{limit}") for limit in (100, 99)),
         )
 

@@ -1,6 +1,7 @@
 """A model that is started once and measured often, as a tenant of the side-by-side tables. Imports nothing of the project.
 
     torch_worker.py request|step NAME          (of torch_models.py; a request may be a token of torch_decoder.py)
+    torch_worker.py first NAME                 (of torch_decoder.py: a prompt, up to its first token)
     torch_worker.py decode NAME RESIDENTS,...  (of torch_decoder.py)
 
 Prints ``ready``, then for each line ``run SECONDS RATE SEED`` it works for so long and prints how it went, in pairs of a
@@ -16,6 +17,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -42,7 +44,12 @@ def main() -> None:
                 )
         run = lambda seconds, residents, _: made[int(residents)].run(seconds)  # noqa: E731
     else:
-        one = Decoder(name, 1).again if name in SIZES else {"request": request, "step": step}[kind](name)
+        if kind == "first":
+            one = partial(Decoder(name, 1).read, 0)
+        elif name in SIZES:
+            one = Decoder(name, 1).again
+        else:
+            one = {"request": request, "step": step}[kind](name)
         for _ in range(WARM):
             one()
         run = lambda seconds, rate, seed: measured(one, seconds, rate, seed)  # noqa: E731
@@ -54,11 +61,11 @@ def main() -> None:
 
 
 def measured(one: Callable[[], None], seconds: float, rate: float, seed: int) -> dict[str, float]:
-    """Requests for so long."""
+    """Requests for so long, and one at least."""
     chance, took = random.Random(seed), []
     begin = time.perf_counter()
     at = begin + (chance.expovariate(rate) if rate else 0)
-    while at < begin + seconds:
+    while not took or at < begin + seconds:
         left = at - time.perf_counter()
         if left > 0.0003:
             time.sleep(left - 0.0003)
@@ -69,12 +76,9 @@ def measured(one: Callable[[], None], seconds: float, rate: float, seed: int) ->
         took.append((now - at) * 1e3)
         at = at + chance.expovariate(rate) if rate else now
     wall = time.perf_counter() - begin
-    figures: dict[str, float] = {"iterations": len(took), "wall": wall}
-    if took:
-        took.sort()
-        last = len(took) - 1
-        figures |= {"p50": took[len(took) // 2], "p99": took[round(last * 0.99)], "most": took[-1]}
-    return figures
+    took.sort()
+    p50, p99 = took[len(took) // 2], took[round((len(took) - 1) * 0.99)]
+    return {"iterations": len(took), "wall": wall, "p50": p50, "p99": p99, "most": took[-1]}
 
 
 if __name__ == "__main__":
