@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.ports.clock import Clock
@@ -108,67 +107,7 @@ def scrape(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
         encode, content_type = choose_encoder(",".join(formats))
     except (TypeError, ValueError):  # the library compares "version=abc" with numbers
         encode, content_type = choose_encoder("")
-    if content_type.endswith(_RENAMING):
-        return encode(registry), content_type
-    return _page(registry, is_open=content_type.startswith("application/openmetrics-text")), content_type
-
-
-_RENAMING: Final = ("escaping=dots", "escaping=values")  # asked for by nobody: the library spells such names
-_TEXT_KINDS: Final = {
-    "counter": ("_total", "counter"),
-    "info": ("_info", "gauge"),
-    "stateset": ("", "gauge"),
-    "gaugehistogram": ("", "histogram"),
-    "unknown": ("", "untyped"),
-}
-_APART: Final = ("_created", "_gsum", "_gcount")
-
-
-def _page(registry: CollectorRegistry, *, is_open: bool) -> bytes:
-    """The bytes that the library writes of families without units, exemplars and times, in a fourth of its
-    time: it spells the labels of each sample anew. ``is_open``: in OpenMetrics, else in Prometheus's text.
-    """
-    spelled: dict[tuple[str, ...], str] = {}
-    lines: list[str] = []
-    for family in registry.collect():
-        suffix, kind = ("", family.type) if is_open else _TEXT_KINDS.get(family.type, ("", family.type))
-        usual, text = family.name + suffix, _escaped(family.documentation, quotes=is_open)
-        _begin(lines, usual, text, kind)
-        apart: dict[str, list[str]] = {}  # what is no part of a family in the older format
-        for sample in family.samples:
-            labels, name = sample.labels, sample.name
-            key = (*labels, *labels.values())
-            shown = spelled.get(key)
-            if shown is None:
-                shown = spelled[key] = _spelled(labels)
-            value = floatToGoString(sample.value)  # type: ignore[no-untyped-call]  # untyped upstream
-            line = f"{name}{shown} {value}\n"
-            end = "" if is_open or name == usual else name.removeprefix(family.name)
-            (apart.setdefault(end, []) if end in _APART else lines).append(line)
-        for end, found in sorted(apart.items()):
-            _begin(lines, family.name + end, text, "gauge")
-            lines += found
-    if is_open:
-        lines.append("# EOF\n")
-    return "".join(lines).encode()
-
-
-def _begin(lines: list[str], name: str, text: str, kind: str) -> None:
-    lines.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
-
-
-def _spelled(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    values = "".join(labels.values())
-    if '"' in values or "\\" in values or "\n" in values:
-        labels = {name: _escaped(value) for name, value in labels.items()}
-    return "{" + ",".join([f'{name}="{value}"' for name, value in sorted(labels.items())]) + "}"
-
-
-def _escaped(text: str, *, quotes: bool = True) -> str:
-    text = text.replace("\\", r"\\").replace("\n", r"\n")
-    return text.replace('"', r"\"") if quotes else text
+    return encode(registry), content_type
 
 
 def accepts_gzip(accept_encoding: str) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.pages import LIMIT, NAME, put, register, usage_file
-from tests.fakes.waiting import PATIENCE, until
+from tests.fakes.waiting import PATIENCE
 from vcuda.page.usage import MAX_BYTES, MAX_NS, MAX_SLOTS, USAGE_SIZE
 
 
@@ -38,23 +38,6 @@ def test_a_page_that_was_as_before_is_seen_to_be_changed(tenants, root, change):
         pytest.skip(f"cannot be done here: {error}")
     assert not tenants.unchanged([NAME])
     with pytest.raises(NodeUnready, match="tampered"):
-        tenants.usage(NAME)
-    tenants.usage(NAME)
-    assert tenants.unchanged([NAME])
-
-
-def test_an_attribute_is_seen_though_those_of_a_settled_page_are_not_listed_again(tenants, root):
-    tenants.open(NAME, [LIMIT])
-    page = usage_file(root)
-    tenants.usage(NAME)
-    until(lambda: time.time_ns() - page.stat().st_ctime_ns > 10**8)
-    assert tenants.unchanged([NAME]), "its attributes were listed, and hold for as long as its inode does"
-    try:
-        os.setxattr(page, "user.x", b"y")
-    except OSError as error:
-        pytest.skip(f"cannot be done here: {error}")
-    assert not tenants.unchanged([NAME])
-    with pytest.raises(NodeUnready, match="1 extended attributes"):
         tenants.usage(NAME)
     tenants.usage(NAME)
     assert tenants.unchanged([NAME])

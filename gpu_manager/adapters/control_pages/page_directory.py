@@ -66,16 +66,10 @@ class PageImage:
         )
 
 
-_SETTLED_NS: Final = 50_000_000  # a change is old after so long: the kernel's stamps are some ms apart
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ToldUsage:
     """The usage last returned for a page, and its source: descriptor, image, the slots in use and those whose
     process lived. ``attributes`` are the extended attributes that a sound page has, ``owner`` its owner.
-
-    ``sound_ns``: when the page's inode had last changed (``st_ctime``, which no tenant can set) as it was
-    found sound; 0 while that was too near to be told from a change since.
     """
 
     page: int
@@ -85,36 +79,25 @@ class ToldUsage:
     uses: tuple[TenantUse, ...]
     attributes: list[str]
     owner: int
-    sound_ns: int = 0
 
     def holds(self) -> bool:
-        """True if the page is as it was. Idle containers are the rule: four system calls for each."""
+        """True if the page is as it was. Idle containers are the rule: five system calls for each."""
         page, reading = self.page, self.reading
         try:
             status = os.fstat(page)
             return (
-                (status.st_ctime_ns == self.sound_ns or self._is_sound(status))
-                and status.st_blocks <= _MOST_BLOCKS  # no stamp of the inode is promised to tell of these
+                status.st_size == usage_page.USAGE_SIZE
+                and status.st_mode == USAGE_FILE
+                and status.st_nlink > 0
+                and status.st_blocks <= _MOST_BLOCKS
+                and status.st_uid == self.owner
+                and os.listxattr(page) == self.attributes
                 and os.pread(page, len(reading.head), 0) == reading.head
                 and os.pread(page, len(reading.slots), usage_page.USAGE_HEAD_SIZE) == reading.slots
                 and files.held(page, self.slots) == self.alive
             )
         except (OSError, files.TooManyLocks):
             return False  # whoever looks closer says why
-
-    def _is_sound(self, status: os.stat_result) -> bool:
-        """True if size, mode, links, owner and attributes are right."""
-        began_ns = time.time_ns()
-        sound = (
-            status.st_size == usage_page.USAGE_SIZE
-            and status.st_mode == USAGE_FILE
-            and status.st_nlink > 0
-            and status.st_uid == self.owner
-            and os.listxattr(self.page) == self.attributes
-        )
-        settled = sound and began_ns - status.st_ctime_ns > _SETTLED_NS
-        self.sound_ns = status.st_ctime_ns if settled else 0
-        return sound
 
 
 USAGE: Final = "usage"

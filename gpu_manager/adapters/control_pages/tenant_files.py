@@ -245,12 +245,7 @@ def held(page: int, places: Sequence[int]) -> list[int]:
     """
     if not places:
         return []
-    if len(places) == 1:  # an idle container, as a rule: asked each second
-        began = time.monotonic_ns()
-        free = fcntl.fcntl(page, fcntl.F_OFD_GETLK, _lock_of(places[0], 1)).startswith(_UNLOCKED)
-        if time.monotonic_ns() - began <= ASK_MOST_NS:
-            return [] if free else [places[0]]
-    else:
+    if len(places) > 1:
         all_of_them = _lock_of(places[0], places[-1] - places[0] + 1)
         if fcntl.fcntl(page, fcntl.F_OFD_GETLK, all_of_them).startswith(_UNLOCKED):
             return []
