@@ -128,8 +128,8 @@ samples a second to one of them as a whole: an H100 with driver 580 said 0.8 and
 that had 0.42 each. So they say how much a container works at most, and not how the card was divided."""
 MOST_MS: Final = 2000
 """The most other processes that a container met are published for so long, and for as long again at most."""
-KEPT: Final = 0.8
-"""How much of what earlier periods said of charged time counts: about half a second is told of."""
+KEPT: Final = 0.9
+"""How much of what earlier periods said of charged time counts: about a second is told of."""
 SLICE_MS: Final = 3
 """About a time slice: a launch may wait for so long before it begins."""
 LEAST_PART: Final = 1 / 256
@@ -186,7 +186,8 @@ class _Tenant:
     in_flight: float = 0.0  # ms, lately: the last period in full, each before it by a part less
     charged: float = 0.0  # ms, as lately
     beside: float = 0.0  # ms that other containers were charged meanwhile
-    at_once: float = 1.0  # processes at work in the last period, on average over the time that any was
+    worked: float = 0.0  # ms in which any of its processes was seen at work
+    at_work: float = 0.0  # the same, for each process
 
 
 class SharedCard:
@@ -257,7 +258,7 @@ class SharedCard:
         """
         parts = {}
         for name, tenant in self._tenants.items():
-            siblings = (1 - 1 / max(1.0, tenant.at_once)) * tenant.charged
+            siblings = (1 - tenant.worked / tenant.at_work) * tenant.charged if tenant.at_work else 0.0
             others = min(tenant.beside + siblings, tenant.in_flight)
             parts[name] = max(others / tenant.in_flight, LEAST_PART) if tenant.in_flight else 0.0
         return parts
@@ -360,7 +361,9 @@ def _remember_charged(
         in_flight, charged = passed[name]
         parts = [min(1.0, claim) for claim in raised[name]]
         parts = _scaled(parts, min(sum(parts), in_flight))
-        tenant.at_once = _mean_at_work([look for look in tenant.looks if look[2]])
+        looks = [(until - since, processes) for since, until, processes in tenant.looks if processes]
+        tenant.worked = tenant.worked * KEPT + sum(length for length, _ in looks)
+        tenant.at_work = tenant.at_work * KEPT + sum(length * processes for length, processes in looks)
         tenant.in_flight = tenant.in_flight * KEPT + in_flight
         tenant.charged = tenant.charged * KEPT + charged
         tenant.beside = tenant.beside * KEPT + sum(

@@ -206,6 +206,18 @@ static void what_waited_before_it_began_has_not_waited_within(void) {
     CHECK(charged <= had && charged > had * 97 / 100, "%lu of %lu", (unsigned long)charged, (unsigned long)had);
 }
 
+/* Four launches of 20 us and one of 0.9 ms, in a time slice that began with the first of them. */
+static void what_ends_within_its_time_slice_has_not_waited(void) {
+    struct cost *cost = kind(37, 20000);
+    struct shared_room met = {.most_q8 = TWO, .part_q16 = 65536 * 2 / 5, .in_slice = true};
+    for (int i = 0; i < 1000; i++) {
+        uint64_t took = i % 5 ? 20000 : 900000;
+        CHECK(shared_cost_divisor(cost, took, true, true, SELDOM, &met) == 256, "%d", i);
+    }
+    met.in_slice = false;
+    CHECK(shared_cost_divisor(cost, 900000, true, true, SELDOM, &met) > 256);
+}
+
 /* Kernels of 1 ms, a third of which are interrupted for 1.2 ms, beside one whose charges are far too low. */
 static void a_steady_kind_is_charged_what_it_takes_whatever_others_are_charged(void) {
     struct cost *cost = kind(36, 1000000);
@@ -303,6 +315,7 @@ int main(void) {
     where_charges_are_known_waits_of_parts_of_turns_are_no_work();
     what_waited_before_it_began_has_not_waited_within();
     a_steady_kind_is_charged_what_it_takes_whatever_others_are_charged();
+    what_ends_within_its_time_slice_has_not_waited();
     the_first_launches_are_divided_and_the_shortest_is_known();
     a_wait_among_the_first_launches_is_none_of_their_work();
     kernels_that_become_shorter_or_longer_are_followed();

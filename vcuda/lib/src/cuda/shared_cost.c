@@ -201,6 +201,8 @@ uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool fol
         own_ns = long_own_ns(known, took_ns, always || meets, sharers_q8, most_q8);
     else if (!follows && waited)
         own_ns = from_slice_ns(own_ns, took_ns, always || meets, sharers_q8, most_q8);
+    if (room->part_q16 && room->in_slice && own_ns)
+        own_ns = took_ns;
     bool limited = varies || (follows && waited);
     if (own_ns && own_ns <= took_ns && (room->part_q16 || limited))
         own_ns = with_room_ns(own_ns, took_ns, sharers_q8, room, varies, limited);

@@ -195,14 +195,25 @@ static struct share share_of(struct timing_span *span, const struct gpu_interval
                           .follows = follows};
 }
 
+/* A run of work that had to wait for others began with a time slice of its own, which is not shorter than this. */
+#define SLICE_LEAST_NS ((int64_t)SHARED_COST_TURN_NS * 7 / 8)
+
+static bool is_in_slice(int64_t *slice_from, const struct share *share, uint64_t before_ns) {
+    if (!share->follows)
+        *slice_from = before_ns > SHARED_COST_NEAR_NS ? share->ran.from : INT64_MIN / 2;
+    return share->ran.to - *slice_from <= SLICE_LEAST_NS;
+}
+
 /* Beside other containers that have work. */
 static uint32_t divided_beside(const struct timing_span *span, const struct vcuda_limits_view *view,
                                const struct share *share, uint32_t divided, uint64_t now) {
     static struct shared_room rooms[VCUDA_MAX_CARDS];
+    static int64_t slice_from[VCUDA_MAX_CARDS];
     struct shared_room *room = &rooms[span->context_meter->card];
     room->part_q16 = view->card[span->context_meter->card].others_part_q16;
     int64_t before = share->ran.from - span->context_meter->clock.offset_ns - (int64_t)span->facts.launched_at;
     room->before_ns = share->follows || !share->ran.waited || before < 0 ? 0 : (uint64_t)before;
+    room->in_slice = is_in_slice(&slice_from[span->context_meter->card], share, room->before_ns);
     room->most_q8 = sharers_peak(view, span->context_meter->card, now);
     return shared_cost_divisor(span->cost, share->took, share->follows, share->ran.waited, divided, room);
 }
