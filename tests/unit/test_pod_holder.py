@@ -281,3 +281,9 @@ def test_an_event_is_told_again_when_its_reason_changes_though_the_scheduler_ask
     world.clock.pass_(AGAIN_SECONDS)
     look()
     assert len(voice.told) == 2, "the same again"
+
+
+def test_a_pod_on_a_node_that_publishes_no_cards_is_told_where_to_look():
+    world = World([node("n1", 1)])
+    found = explained(world, pod("a", 30, 4, on="elsewhere"))
+    assert found.line == "bound to node elsewhere, which publishes no cards: kubectl vcuda doctor says why"
