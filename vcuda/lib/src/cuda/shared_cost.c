@@ -35,12 +35,13 @@ static struct shared_cost *find_or_begin(const struct cost *cost) {
     return found;
 }
 
-#define NEAR_PARTS 8 /* of what its kind takes a launch may take more without having waited */
+#define NEAR_PARTS 8 /* of what its kind takes a launch by itself may take more without having waited */
 
-/* Where others always have work, what follows own work waits for whole turns of theirs or not at all. */
-static bool has_waited(const struct shared_cost *known, uint64_t took_ns, bool whole_turns) {
-    uint64_t near_ns = whole_turns ? SHARED_COST_TURN_NS * 4 / 5 : known->ns / NEAR_PARTS + SHARED_COST_NEAR_NS;
-    return took_ns > known->ns + near_ns;
+/* Where others always have work, what follows own work waits for whole turns of theirs or not at all. What ran beside
+ * its process's other streams may take twice as long for them. */
+static bool has_waited(const struct shared_cost *known, uint64_t took_ns, bool whole_turns, bool by_itself) {
+    uint64_t near_ns = known->ns / (by_itself ? NEAR_PARTS : 1) + SHARED_COST_NEAR_NS;
+    return took_ns > known->ns + (whole_turns ? SHARED_COST_TURN_NS * 4 / 5 : near_ns);
 }
 
 /* A turn begins within a launch by chance, the more often the longer it is, and is over early now and then. What takes
@@ -52,8 +53,9 @@ static bool is_often(const struct shared_cost *known, uint32_t part_q16) {
     return part_q16 > OFTEN_Q16 + 65536 * OFTENER * known->ns / SHARED_COST_TURN_NS;
 }
 
-static bool is_often_longer(struct shared_cost *known, uint64_t took_ns) {
-    bool waited = has_waited(known, took_ns, false), longer = waited && !has_waited(known, took_ns, true);
+static bool is_often_longer(struct shared_cost *known, uint64_t took_ns, bool by_itself) {
+    bool waited = has_waited(known, took_ns, false, by_itself);
+    bool longer = waited && !has_waited(known, took_ns, true, by_itself);
     known->looked += known->looked < 256;
     known->waits_q16 += ((waited ? 65536 : 0) - (int32_t)known->waits_q16) / (int32_t)known->looked;
     known->longer_q16 += ((longer ? 65536 : 0) - (int32_t)known->longer_q16) / 256;
@@ -68,18 +70,18 @@ static uint64_t beyond_whole_turns(uint64_t took_ns, uint32_t sharers_q8) {
 
 /* `charged`: what others are charged is known, and holds against what kinds that take longer often seem to wait. */
 static uint64_t own_of_kind_ns(struct shared_cost *known, uint64_t took_ns, bool follows, bool always, bool charged,
-                               uint32_t sharers_q8) {
+                               bool by_itself, uint32_t sharers_q8) {
     if (took_ns < known->ns)
         known->ns =
             known->seen < FIRST || took_ns < known->ns / 2 ? took_ns : known->ns - (known->ns - took_ns) / AVERAGE_IN;
-    else if (known->seen >= FIRST && !has_waited(known, took_ns, false))
+    else if (known->seen >= FIRST && !has_waited(known, took_ns, false, by_itself))
         known->ns += (took_ns - known->ns) / AVERAGE_IN;
     known->seen += known->seen < FIRST;
-    if (known->ns > SHARED_COST_TURN_NS || (known->seen < FIRST && !has_waited(known, took_ns, false)))
+    if (known->ns > SHARED_COST_TURN_NS || (known->seen < FIRST && !has_waited(known, took_ns, false, by_itself)))
         return 0;
-    bool often = follows && is_often_longer(known, took_ns);
+    bool often = follows && is_often_longer(known, took_ns, by_itself);
     bool whole_turns = follows && (often || always) && !charged;
-    if (!has_waited(known, took_ns, whole_turns))
+    if (!has_waited(known, took_ns, whole_turns, by_itself))
         return took_ns;
     uint64_t turns_ns = (uint64_t)shared_cost_turns_ns(sharers_q8) + SHARED_COST_TURN_NS;
     if (took_ns > known->ns * sharers_q8 / 256 + turns_ns)
@@ -90,7 +92,7 @@ static uint64_t own_of_kind_ns(struct shared_cost *known, uint64_t took_ns, bool
 }
 
 uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool follows, bool always, uint32_t sharers_q8) {
-    return own_of_kind_ns(find_or_begin(cost), took_ns, follows, always, false, sharers_q8);
+    return own_of_kind_ns(find_or_begin(cost), took_ns, follows, always, false, false, sharers_q8);
 }
 
 /* What others have between two time slices of this process, with the switches. */
@@ -196,7 +198,7 @@ uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool fol
     uint32_t most_q8 = (uint32_t)most(most(room->most_q8, sharers_q8), 512);
     bool always = sharers_q8 >= most_q8 * 7 / 8, meets = !follows && meets_others(known, waited) && most_q8 == 512;
     bool varies = room->part_q16 && is_often(known, known->waits_q16);
-    uint64_t own_ns = own_of_kind_ns(known, took_ns, follows, always, room->part_q16, most_q8);
+    uint64_t own_ns = own_of_kind_ns(known, took_ns, follows, always, room->part_q16, room->by_itself, most_q8);
     if (!follows && known->seen >= FIRST && known->ns > SHARED_COST_TURN_NS)
         own_ns = long_own_ns(known, took_ns, always || meets, sharers_q8, most_q8);
     else if (!follows && waited)

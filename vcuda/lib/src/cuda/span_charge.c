@@ -204,6 +204,16 @@ static bool is_in_slice(int64_t *slice_from, const struct share *share, uint64_t
     return share->ran.to - *slice_from <= SLICE_LEAST_NS;
 }
 
+/* How long the launch waited before it began, while nothing else of its process ran that was measured. */
+static uint64_t before_ns(const struct timing_span *span, const struct share *share) {
+    int64_t from = share->ran.from, since = (int64_t)span->facts.launched_at + span->context_meter->clock.offset_ns;
+    if (!share->ran.waited || (share->follows && span->behind != BEHIND_EVENT))
+        return 0;
+    if (share->follows && since < span->meter->settled_to)
+        since = span->meter->settled_to;
+    return since < from ? (uint64_t)busy_intervals_lack(&span->context_meter->busy, since, from) : 0;
+}
+
 /* Beside other containers that have work. */
 static uint32_t divided_beside(const struct timing_span *span, const struct vcuda_limits_view *view,
                                const struct share *share, uint32_t divided, uint64_t now) {
@@ -211,8 +221,8 @@ static uint32_t divided_beside(const struct timing_span *span, const struct vcud
     static int64_t slice_from[VCUDA_MAX_CARDS];
     struct shared_room *room = &rooms[span->context_meter->card];
     room->part_q16 = view->card[span->context_meter->card].others_part_q16;
-    int64_t before = share->ran.from - span->context_meter->clock.offset_ns - (int64_t)span->facts.launched_at;
-    room->before_ns = share->follows || !share->ran.waited || before < 0 ? 0 : (uint64_t)before;
+    room->before_ns = before_ns(span, share);
+    room->by_itself = share->by_itself;
     room->in_slice = is_in_slice(&slice_from[span->context_meter->card], share, room->before_ns);
     room->most_q8 = sharers_peak(view, span->context_meter->card, now);
     return shared_cost_divisor(span->cost, share->took, share->follows, share->ran.waited, divided, room);
