@@ -322,7 +322,7 @@ class NodeTable:
         return column
 
     def _follow(self, now: Snapshot) -> bool:
-        """Take in what changed; False if that snapshot is not the newest."""
+        """Update the columns to this snapshot; return False, changing nothing, if a newer one exists."""
         newest, changed = self._cluster.news(self._turn)
         if newest is not now:
             return False

@@ -85,7 +85,7 @@ def test_while_its_own_pod_cannot_be_read_it_does_not_lead() -> None:
     )
 )
 def test_whoever_starts_again_nobody_leads_beside_another(steps: list[tuple[str, float, bool, bool]]) -> None:
-    """Processes of two pods are killed and start again; each pod names the last term that it was told."""
+    """Two pods' processes are killed and restarted; each passes on the last Lease term that its pod has seen."""
     server, clock = Server(), FakeClock()
     marks = {"a": "", "b": ""}
 

@@ -270,7 +270,7 @@ _LABEL: Final = {"true": True, "false": False}
 
 @dataclass(eq=False, repr=False)
 class MigInstances:
-    """One thread calls :meth:`look`; any may ask the rest.
+    """MIG instances as cards. One thread calls :meth:`look`; all other methods may be called by any thread.
 
     ``label``: the value of the node's label, empty without one. ``event`` records a reason and a message
     about the node. ``relist``: have the cards listed anew, soon.

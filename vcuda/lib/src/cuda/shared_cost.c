@@ -47,10 +47,10 @@ static bool has_waited(const struct shared_cost *known, uint64_t took_ns, bool w
 /* A turn begins within a launch by chance, the more often the longer it is, and is over early now and then. What takes
  * longer far more often than that is of such a length itself. */
 #define OFTEN_Q16 (65536 / 64)
-#define OFTENER 5 / 4
+#define OFTENER_Q2 5
 
 static bool is_often(const struct shared_cost *known, uint32_t part_q16) {
-    return part_q16 > OFTEN_Q16 + 65536 * OFTENER * known->ns / SHARED_COST_TURN_NS;
+    return part_q16 > OFTEN_Q16 + 65536 / 4 * OFTENER_Q2 * known->ns / SHARED_COST_TURN_NS;
 }
 
 static bool is_often_longer(struct shared_cost *known, uint64_t took_ns, bool by_itself) {

@@ -30,7 +30,7 @@ uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool foll
 struct shared_room {
     uint64_t waited_ns; /* within launches: as many turns as own work has */
     uint64_t varied_ns; /* and before them: the part of the time in flight that others are charged */
-    uint64_t before_ns; /* the launch waited so long before it began; 0 if it follows own work */
+    uint64_t before_ns; /* how long the launch waited to begin while nothing of its process ran */
     bool by_itself;     /* it ran beside no other work of its process */
     bool in_slice;      /* it ended before the time slice could be over that its run of work began with */
     uint32_t part_q16;  /* of a process's time in flight, for what part others were charged meanwhile; 0: not known */
