@@ -19,7 +19,8 @@ from tests.native.shapes import Shape, beside, together
 from tests.native.timed import ATTEMPTS, StallWitness, real_time
 
 SECONDS: Final = 4.0
-SHARES: Final = ((20, 80), (50, 50))
+SHARES: Final = ((20, 80), (20, 40), (50, 50))
+"""Of the program, and of those beside it: some fill the card, some leave room."""
 LONG: Final = tuple(
     Shape(f"{us / 1000:g} ms", f"k:step:{us}:1 s:1", "one long kernel, and its result waited for")
     for us in (1000, 2000, 2420, 2440, 3000, 5000, 20000)
@@ -37,9 +38,22 @@ OTHERS: Final = (
         + " S",
         "eight streams that wait for each other, one step in 16 long",
     ),
+    Shape("answers", "k:answer:~300:1 s:1 b:5", "answers of any length, each waited for"),
+    Shape(
+        "routed",
+        "16{ k:gate:12:1 r:1 8{ k:expert:8~900:1 } e:1:2 o:a2a:150:2 e:2:1 }",
+        "experts behind a gate, whose results all cards exchange",
+    ),
+    Shape(
+        "resnet",
+        "53{ k:conv:15/40/90:1 b:5 k:bn:6:1 b:4 k:relu:4:1 b:4 } r:1 b:200",
+        "convolutions of any size",
+    ),
+    Shape("renderer", "6{ k:bounce:2100~3300:1 } s:1 p:2000", "rays that take about a time slice"),
+    Shape("lookups", "k:lookup:70:1 s:1", "one short kernel at a time, waited for"),
 )
 """Programs that somebody wrote who had not read how the library measures."""
-QUICK: Final = ("kinds", "eager", "requests", "bursts", "compiled", "loader", "3 ms", "5 ms", "cascade")
+QUICK: Final = ("kinds", "eager", "requests", "bursts", "compiled", "3 ms", "5 ms", "cascade", "answers")
 
 
 CROWDS: Final = (2, 3)
@@ -55,11 +69,19 @@ CROWDED: Final = (
     "20 ms",
     "cascade",
     "chain",
+    "answers",
+    "routed",
+    "resnet",
 )
-QUICK_CROWDED: Final = ("kinds", "compiled", "3 ms", "cascade")
+QUICK_CROWDED: Final = ("kinds", "compiled", "3 ms", "cascade", "routed")
 
-PAIRED: Final = ("eager", "kinds", "persistent", "loader", "ddp", "cascade")
-QUICK_PAIRED: Final = (("eager", "ddp"), ("cascade", "eager"), ("kinds", "persistent"))
+PAIRED: Final = ("eager", "kinds", "persistent", "loader", "ddp", "cascade", "renderer", "lookups")
+QUICK_PAIRED: Final = (
+    ("eager", "ddp"),
+    ("cascade", "eager"),
+    ("kinds", "persistent"),
+    ("lookups", "renderer"),
+)
 PAIR_LIMITS: Final = (30, 60)
 
 PROGRAMS: Final = (
@@ -100,14 +122,16 @@ def rows(*, full: bool) -> Iterable[Row]:
     cells = list(_cells(program for program in PROGRAMS if full or program.shape.name in QUICK))
     yield from _judged(
         "core_beside", cells,
-        "one process or two beside a flood of kernels of 1 ms, at 20 beside 80 and 50 beside 50", full=full,
+        "one process or two beside a flood of kernels of 1 ms, at 20 beside 80 or 40, and 50 beside 50",
+        full=full,
     )  # fmt: skip
     names = CROWDED if full else QUICK_CROWDED
     programs = [program for program in PROGRAMS if program.processes == 1 and program.shape.name in names]
     crowded = [cell for containers in CROWDS for cell in _cells(programs, containers)]
     yield from _judged(
         "core_crowded", crowded,
-        "one process beside floods in two and in three containers, which share 80 or 50 evenly", full=full,
+        "one process beside floods in two and in three containers, which share 80, 40 or 50 evenly",
+        full=full,
     )  # fmt: skip
     pairs = list(_pairs(itertools.product(PAIRED, PAIRED) if full else QUICK_PAIRED))
     yield from _judged(

@@ -10,7 +10,7 @@ import pytest
 from bench.core_cells import Cell
 from tests.native.shape_chance import drawn
 from tests.native.shape_table import TABLE
-from tests.native.shapes import Shape, bare, beside, held
+from tests.native.shapes import Shape, bare, beside, held, together
 
 SECONDS = 2.2
 SHAPES = {shape.name: shape for shape in TABLE}
@@ -68,3 +68,28 @@ def test_long_kernels_behind_many_short_ones_of_their_name_are_charged() -> None
     words = "2000{ k:mm:6:1 } 3{ k:mm:9000:1 }"
     use = held(Shape("tail", words, "one name, two lengths"), 50, 1, SECONDS, "h100")
     assert abs(use.charged - use.had) <= 5, use
+
+
+def test_what_is_waited_for_each_time_and_varies_is_charged_where_others_leave_room() -> None:
+    """None of its launches follows own work: those that begin with a time slice of their own tell of the others."""
+    use = beside(
+        Shape("answers", "k:answer:~300:1 s:1 b:5", "answers of any length"), 20, 40, SECONDS, "h100"
+    )
+    assert abs(use.charged - use.had) <= 4, use
+    assert use.fullest <= 23, use
+
+
+def test_long_kernels_beside_short_ones_that_are_waited_for_are_not_divided_by_two() -> None:
+    """The short ones' turns are over at once, however often they are met."""
+    long = Shape("long", "k:layer:5000:1 s:1", "kernels of two time slices")
+    short = Shape("lookups", "k:lookup:70:1 s:1 p:5000", "one short kernel at a time")
+    use, _ = together([long, short], [50, 40], SECONDS, "h100")
+    assert abs(use.charged - use.had) <= 4, use
+    assert use.fullest <= 54, use
+
+
+def test_kernels_of_any_length_beside_three_containers_are_charged_what_they_have() -> None:
+    """Each ends within a time slice: the account rests on those that had one of their own, not on others' charges."""
+    experts = Shape("experts", "8{ k:expert:8~900:1 } e:1:2 k:a2a:150:2 e:2:1", "experts of any load")
+    use = beside(experts, 50, 50, SECONDS, "h100", containers=3)
+    assert abs(use.charged - use.had) <= 4, use

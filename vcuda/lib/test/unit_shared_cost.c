@@ -230,6 +230,71 @@ static void a_steady_kind_is_charged_what_it_takes_whatever_others_are_charged(v
     CHECK(charged <= 3030 * 1000000ull && charged >= 2970 * 1000000ull, "%lu", (unsigned long)charged);
 }
 
+/* Kernels of one name take 30 or 400 us by turns; the program waits for each, and pauses. Half of them find others at
+ * work, and so begin with a time slice of their own: what those take tells that the others have not waited either. */
+static void of_a_kind_that_varies_what_follows_a_pause_has_not_waited(void) {
+    struct cost *cost = kind(38, 30000);
+    struct shared_room met = {.most_q8 = 4 * 256, .part_q16 = 65536 / 2, .into_ns = UINT64_MAX};
+    uint64_t had = 0, charged = 0;
+    for (int i = 0; i < 1000; i++) {
+        uint64_t took = i % 4 < 2 ? 30000 : 400000;
+        met.in_slice = i % 2, met.before_ns = i % 2 ? 1000000 : 0, met.into_ns = i % 2 ? 0 : UINT64_MAX;
+        uint64_t charge = took * 256 / shared_cost_divisor(cost, took, false, i % 2, SELDOM, &met);
+        had += i < 200 ? 0 : took;
+        charged += i < 200 ? 0 : charge;
+    }
+    CHECK(charged > had * 95 / 100 && charged <= had, "%lu of %lu", (unsigned long)charged, (unsigned long)had);
+}
+
+/* Queued launches of one name; of each 20 the first dozen lie within a time slice of their own. `i`: of all. */
+static uint64_t of_each_twenty(struct cost *cost, int i, uint64_t took_ns, struct shared_room *met) {
+    met->in_slice = i % 20 < 12;
+    met->into_ns = met->in_slice ? (uint64_t)(i % 20) * 100000 : UINT64_MAX;
+    return took_ns * 256 / shared_cost_divisor(cost, took_ns, true, true, OFTEN, met);
+}
+
+/* 20 to 400 us; of those that are not in a slice each fifth waits for 2.5 ms. Others are charged far too little. */
+static void a_kind_that_ends_within_a_time_slice_is_known_by_those_that_had_one(void) {
+    struct cost *cost = kind(39, 20000);
+    struct shared_room met = {.most_q8 = TWO, .part_q16 = 65536 / 50};
+    uint64_t had = 0, charged = 0;
+    for (int i = 0; i < 4000; i++) {
+        uint64_t own_ns = 20000 + (uint64_t)(i * 7 % 20) * 20000, wait_ns = i % 20 >= 12 && i % 5 == 0 ? 2500000 : 0;
+        uint64_t charge = of_each_twenty(cost, i, own_ns + wait_ns, &met);
+        had += i < 400 ? 0 : own_ns;
+        charged += i < 400 ? 0 : charge;
+    }
+    CHECK(charged > had * 97 / 100 && charged < had * 105 / 100, "%lu of %lu", (unsigned long)charged,
+          (unsigned long)had);
+}
+
+/* The same, but one in ten takes 2.5 ms and so never ends within a slice: that is work, and no wait. */
+static void one_that_now_and_then_takes_longer_than_a_slice_is_not(void) {
+    struct cost *cost = kind(40, 20000);
+    struct shared_room met = {.most_q8 = TWO, .part_q16 = 65536 / 50};
+    uint64_t had = 0, charged = 0;
+    for (int i = 0; i < 4000; i++) {
+        bool is_long = i % 10 == 3;
+        uint64_t took = is_long ? 2500000 : 20000 + (uint64_t)(i * 7 % 20) * 20000;
+        met.in_slice = !is_long, met.into_ns = 100000;
+        had += took;
+        charged += took * 256 / shared_cost_divisor(cost, took, true, true, OFTEN, &met);
+    }
+    CHECK(charged > had * 95 / 100, "%lu of %lu", (unsigned long)charged, (unsigned long)had);
+}
+
+/* 5 ms, beside one that always has work and is charged a fiftieth of the time: its turns are short. */
+static void long_work_waits_no_longer_than_others_are_charged(void) {
+    struct cost *cost = kind(41, 5000000);
+    struct shared_room met = {.most_q8 = TWO, .part_q16 = 65536 / 50};
+    uint64_t charged = 0;
+    for (int i = 0; i < 300; i++) {
+        uint64_t charge = 5200000 * 256 / shared_cost_divisor(cost, 5200000, false, true, TWO, &met);
+        charged += i < 100 ? 0 : charge;
+    }
+    CHECK(charged > 200 * 4700000ull, "%lu", (unsigned long)charged);
+}
+
 /* Three others rest for most of a tenth of a second, and now all of them have work. */
 static void more_others_at_once_than_in_the_mean_explain_a_longer_wait(void) {
     struct cost *cost = kind(29, 20000);
@@ -316,6 +381,10 @@ int main(void) {
     what_waited_before_it_began_has_not_waited_within();
     a_steady_kind_is_charged_what_it_takes_whatever_others_are_charged();
     what_ends_within_its_time_slice_has_not_waited();
+    of_a_kind_that_varies_what_follows_a_pause_has_not_waited();
+    a_kind_that_ends_within_a_time_slice_is_known_by_those_that_had_one();
+    one_that_now_and_then_takes_longer_than_a_slice_is_not();
+    long_work_waits_no_longer_than_others_are_charged();
     the_first_launches_are_divided_and_the_shortest_is_known();
     a_wait_among_the_first_launches_is_none_of_their_work();
     kernels_that_become_shorter_or_longer_are_followed();

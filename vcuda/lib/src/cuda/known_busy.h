@@ -28,20 +28,30 @@ struct known_busy {
     struct busy_intervals busy;
     struct {
         int64_t ms;
-        int64_t us; /* time in this millisecond during which the context surely had work */
+        int64_t us;      /* time in this millisecond during which the context surely had work, ... */
+        int64_t long_us; /* ... and in which a run of it had lasted for KNOWN_BUSY_LONG_NS */
     } cell[VCUDA_TIMELINE_CELLS];
     int64_t next_ms;  /* the first millisecond that was not compared yet, ... */
     int64_t end_ms;   /* ... and the first one of which nothing is known */
     int64_t early_us; /* time charged in earlier milliseconds beyond what is known of them */
 };
 
-/* The context surely had work from `from` to `to`. */
-void known_busy_add(struct known_busy *known, int64_t from, int64_t to);
+/* Which part of the known time must stand in the timeline, x 256: as a rule, and once a run of work has lasted so long.
+ */
+#define KNOWN_BUSY_LONG_NS 8000000
+struct known_part {
+    uint32_t q8, long_q8;
+};
 
-/* Enter the known busy time that the timeline lacks into it, up to KNOWN_BUSY_DELAY_NS before `now`: at least
- * `part_q8` / 256 of it must stand there. Returns the time entered, in ns. */
-int64_t known_busy_compare(struct known_busy *known, struct vcuda_timeline *timeline, uint32_t part_q8, bool is_shared,
-                           int64_t now);
+/* The context surely had work from `from` to `to`, in a run since `run_from`; until `since` others may have had the
+ * card.
+ */
+void known_busy_add(struct known_busy *known, int64_t run_from, int64_t from, int64_t since, int64_t to);
+
+/* Enter the known busy time that the timeline lacks into it, up to KNOWN_BUSY_DELAY_NS before `now`. Returns the time
+ * entered, in ns. */
+int64_t known_busy_compare(struct known_busy *known, struct vcuda_timeline *timeline, struct known_part part,
+                           bool is_shared, int64_t now);
 
 /* True if some known time was not compared yet. */
 static inline bool known_busy_waits(const struct known_busy *known) {

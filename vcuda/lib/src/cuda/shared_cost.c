@@ -3,6 +3,10 @@
 #define FIRST 4       /* launches, the shortest of which is taken for one that did not wait */
 #define AVERAGE_IN 16 /* launches */
 
+struct bounds {
+    uint64_t least_ns, most_ns;
+};
+
 static struct shared_cost {
     uint64_t key; /* of the cost that this is of */
     uint64_t ns;
@@ -13,10 +17,15 @@ static struct shared_cost {
     uint32_t met_q16;    /* of the others, those that had to wait for others' work */
     /* Of a kind that is longer than a turn, from its last launches, and from as many before: it has no less than the
      * most that any of them surely had, and no more than the shortest of them took. */
-    struct {
-        uint64_t least_ns, most_ns;
-    } bound[2];
+    struct bounds bound[2];
     uint32_t bounded;
+    /* Of its launches that ended within a time slice of their own, and so waited for nobody. */
+    struct {
+        double length, square;  /* sums of lengths and of their squares, of the last some hundred */
+        uint64_t longest_ns[2]; /* of the last, and of as many before */
+        uint32_t count;
+        uint32_t cut_q16; /* of those that began early in their slice, the part that did not end within it */
+    } whole;
 } shared_costs[COST_ENTRIES];
 
 static uint64_t most(uint64_t a, uint64_t b) {
@@ -68,9 +77,10 @@ static uint64_t beyond_whole_turns(uint64_t took_ns, uint32_t sharers_q8) {
     return took_ns > turns_ns ? took_ns - turns_ns : 0;
 }
 
-/* `charged`: what others are charged is known, and holds against what kinds that take longer often seem to wait. */
-static uint64_t own_of_kind_ns(struct shared_cost *known, uint64_t took_ns, bool follows, bool always, bool charged,
-                               bool by_itself, uint32_t sharers_q8) {
+/* `charged`: what others are charged is known, and holds against what kinds that take longer often seem to wait.
+ * `in_slice`: it waited for nobody, so that it tells of its kind as well as what follows own work. */
+static uint64_t own_of_kind_ns(struct shared_cost *known, uint64_t took_ns, bool follows, bool in_slice, bool always,
+                               bool charged, bool by_itself, uint32_t sharers_q8) {
     if (took_ns < known->ns)
         known->ns =
             known->seen < FIRST || took_ns < known->ns / 2 ? took_ns : known->ns - (known->ns - took_ns) / AVERAGE_IN;
@@ -79,7 +89,7 @@ static uint64_t own_of_kind_ns(struct shared_cost *known, uint64_t took_ns, bool
     known->seen += known->seen < FIRST;
     if (known->ns > SHARED_COST_TURN_NS || (known->seen < FIRST && !has_waited(known, took_ns, false, by_itself)))
         return 0;
-    bool often = follows && is_often_longer(known, took_ns, by_itself);
+    bool often = (follows || in_slice) && is_often_longer(known, took_ns, by_itself);
     bool whole_turns = follows && (often || always) && !charged;
     if (!has_waited(known, took_ns, whole_turns, by_itself))
         return took_ns;
@@ -92,7 +102,7 @@ static uint64_t own_of_kind_ns(struct shared_cost *known, uint64_t took_ns, bool
 }
 
 uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool follows, bool always, uint32_t sharers_q8) {
-    return own_of_kind_ns(find_or_begin(cost), took_ns, follows, always, false, false, sharers_q8);
+    return own_of_kind_ns(find_or_begin(cost), took_ns, follows, false, always, false, false, sharers_q8);
 }
 
 /* What others have between two time slices of this process, with the switches. */
@@ -119,21 +129,23 @@ static uint64_t from_slice_ns(uint64_t own_ns, uint64_t took_ns, bool always, ui
     return own_ns > SHARED_COST_TURN_NS ? own_ns : SHARED_COST_TURN_NS;
 }
 
-/* Of a kind that is longer than a turn. Where its launches contradict one another it varies, and none tells of others.
- */
-static uint64_t long_own_ns(struct shared_cost *known, uint64_t took_ns, bool always, uint32_t sharers_q8,
-                            uint32_t most_q8) {
-    uint64_t least = least_own_ns(took_ns, most_q8), own = always ? least : took_ns * 256 / sharers_q8;
+/* Of a kind that is longer than a turn, what a launch had at least and at most. Where its launches contradict one
+ * another it varies, and none tells of others. */
+static struct bounds bounds_of_long(struct shared_cost *known, uint64_t took_ns, uint32_t most_q8) {
+    uint64_t least = least_own_ns(took_ns, most_q8);
     if (known->bounded++ % AVERAGE_IN == 0) {
-        known->bound[1] = known->bounded == 1 ? (typeof(*known->bound)){0, UINT64_MAX} : known->bound[0];
-        known->bound[0] = (typeof(*known->bound)){0, UINT64_MAX};
+        known->bound[1] = known->bounded == 1 ? (struct bounds){0, UINT64_MAX} : known->bound[0];
+        known->bound[0] = (struct bounds){0, UINT64_MAX};
     }
     known->bound[0].least_ns = most(known->bound[0].least_ns, least);
     known->bound[0].most_ns = smaller(known->bound[0].most_ns, took_ns);
     uint64_t low = most(known->bound[0].least_ns, known->bound[1].least_ns);
     uint64_t high = smaller(known->bound[0].most_ns, known->bound[1].most_ns);
-    own = most(own, least);
-    return low > high ? own : smaller(most(own, low), high);
+    return low > high ? (struct bounds){least, took_ns} : (struct bounds){smaller(low, high), high};
+}
+
+static uint64_t within(uint64_t ns, struct bounds bounds) {
+    return smaller(most(ns, bounds.least_ns), bounds.most_ns);
 }
 
 /* Others that rest now and then may do so just while this kind of launch is not there: what it meets counts. */
@@ -159,15 +171,20 @@ static uint64_t by_charges_ns(uint64_t in_flight_ns, uint32_t part_q16) {
     return in_flight_ns * part_q16 / 65536;
 }
 
-static uint64_t left_of(uint64_t waited_ns) {
-    return AHEAD_MOST_NS - smaller(waited_ns, AHEAD_MOST_NS);
+/* What a launch may have waited that makes room for so much itself. */
+static uint64_t left_of(uint64_t waited_ns, uint64_t room_ns) {
+    return AHEAD_MOST_NS + room_ns - smaller(waited_ns, AHEAD_MOST_NS + room_ns);
 }
 
 #define SWITCH_PARTS 4
 
 /* Nobody is charged for the card's switches within a wait; they take a part of it at most. */
-static uint64_t less_switches_ns(uint64_t wait_ns, uint64_t switches_q8) {
-    return wait_ns - smaller(switches_q8 * SHARED_COST_SWITCH_NS / 256, wait_ns / SWITCH_PARTS);
+static uint64_t less_switches_ns(uint64_t wait_ns, uint64_t switches_ns) {
+    return wait_ns - smaller(switches_ns, wait_ns / SWITCH_PARTS);
+}
+
+static uint64_t with_switches_ns(uint64_t others_ns, uint64_t switches_ns) {
+    return others_ns + smaller(switches_ns, others_ns / (SWITCH_PARTS - 1));
 }
 
 /* Waits beyond the room for them are remembered up to as much again, not for ever. */
@@ -178,18 +195,54 @@ static uint64_t beyond_room(uint64_t waited_ns, uint64_t room_ns) {
 /* What is left of a launch after a wait, for which there must be room if it is `limited`: for a kind that varies by
  * others' charges, since nothing else tells its waits from its work; else by turns of all others that were at work at
  * once, so that what others are charged by mistake is not charged here once more. All waits count against both. */
-static uint64_t with_room_ns(uint64_t own_ns, uint64_t took_ns, uint32_t sharers_q8, struct shared_room *room,
+static uint64_t with_room_ns(struct bounds own_ns, uint64_t took_ns, uint32_t sharers_q8, struct shared_room *room,
                              bool varies, bool limited) {
-    uint64_t left = left_of(varies ? room->varied_ns : room->waited_ns);
-    uint64_t wait = limited ? smaller(took_ns - own_ns, left) : took_ns - own_ns, own = took_ns - wait;
-    uint64_t turns = by_turns_ns(own, room->part_q16 ? room->most_q8 : sharers_q8);
-    uint64_t charges = by_charges_ns(room->before_ns + took_ns, room->part_q16);
-    room->waited_ns = beyond_room(room->waited_ns + wait, turns);
     /* One switch to each other process that has work, between the mean and the most of them, and one back. */
-    uint64_t switches_q8 = (most(sharers_q8, 512) + most(room->most_q8, 512)) / 2;
-    uint64_t others = less_switches_ns(room->before_ns, 256) + less_switches_ns(wait, switches_q8);
-    room->varied_ns = beyond_room(room->varied_ns + others, charges);
+    uint64_t switches_ns =
+        (most(sharers_q8, 512) + most(room->most_q8, 512)) / 2 * (uint64_t)SHARED_COST_SWITCH_NS / 256;
+    uint64_t before = less_switches_ns(room->before_ns, switches_ns - SHARED_COST_SWITCH_NS);
+    uint64_t charges = by_charges_ns(room->before_ns + took_ns, room->part_q16);
+    switches_ns *= most(1, (own_ns.least_ns + SHARED_COST_TURN_NS / 2) / SHARED_COST_TURN_NS);
+    uint64_t left = left_of(room->waited_ns, 0);
+    if (varies)
+        left = with_switches_ns(left_of(room->varied_ns, charges - smaller(before, charges)), switches_ns);
+    uint64_t own = within(limited ? took_ns - smaller(took_ns, left) : 0, own_ns), wait = took_ns - own;
+    uint64_t turns = by_turns_ns(own, room->part_q16 ? room->most_q8 : sharers_q8);
+    room->waited_ns = beyond_room(room->waited_ns + wait, turns);
+    room->varied_ns = beyond_room(room->varied_ns + before + less_switches_ns(wait, switches_ns), charges);
     return own;
+}
+
+/* A kind whose launches end within a time slice is known by those that had one of their own, whatever others are
+ * charged. The longer one is the fewer of its length end within: those that do count for the others. */
+#define WHOLE_MOST_NS (SHARED_COST_SLICE_NS * 3 / 4)
+#define WHOLE_LEAST 32u /* launches */
+#define WHOLE_OVER 512u
+#define CUT_OFTEN_Q16 (65536 / 64)
+
+static void learn_whole(struct shared_cost *known, uint64_t took_ns, const struct shared_room *room) {
+    if (room->into_ns <= SHARED_COST_SLICE_NS - WHOLE_MOST_NS)
+        known->whole.cut_q16 += ((room->in_slice ? 0 : 65536) - (int32_t)known->whole.cut_q16) / 64;
+    if (!room->in_slice)
+        return;
+    if (known->whole.count++ % WHOLE_OVER == 0) {
+        known->whole.longest_ns[1] = known->whole.longest_ns[0];
+        known->whole.longest_ns[0] = 0;
+    }
+    known->whole.longest_ns[0] = most(known->whole.longest_ns[0], took_ns);
+    double length = (double)smaller(took_ns, WHOLE_MOST_NS), weight = 1 / (1 - length / SHARED_COST_SLICE_NS);
+    known->whole.length += weight * length - known->whole.length / WHOLE_OVER;
+    known->whole.square += weight * length * length - known->whole.square / WHOLE_OVER;
+}
+
+/* Of a launch that took longer than any of those it has waited: the longer it is the more often a turn begins within.
+ * 0: the kind is not known so. */
+static uint64_t own_of_whole_ns(const struct shared_cost *known, uint64_t took_ns) {
+    uint64_t longest = most(known->whole.longest_ns[0], known->whole.longest_ns[1]);
+    if (known->whole.count < WHOLE_LEAST || longest > WHOLE_MOST_NS || known->whole.cut_q16 > CUT_OFTEN_Q16)
+        return 0;
+    longest += longest / NEAR_PARTS + SHARED_COST_NEAR_NS;
+    return took_ns <= longest ? took_ns : (uint64_t)(known->whole.square / known->whole.length);
 }
 
 uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool waited, uint32_t sharers_q8,
@@ -197,16 +250,26 @@ uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool fol
     struct shared_cost *known = find_or_begin(cost);
     uint32_t most_q8 = (uint32_t)most(most(room->most_q8, sharers_q8), 512);
     bool always = sharers_q8 >= most_q8 * 7 / 8, meets = !follows && meets_others(known, waited) && most_q8 == 512;
-    bool varies = room->part_q16 && is_often(known, known->waits_q16);
-    uint64_t own_ns = own_of_kind_ns(known, took_ns, follows, always, room->part_q16, room->by_itself, most_q8);
-    if (!follows && known->seen >= FIRST && known->ns > SHARED_COST_TURN_NS)
-        own_ns = long_own_ns(known, took_ns, always || meets, sharers_q8, most_q8);
-    else if (!follows && waited)
-        own_ns = from_slice_ns(own_ns, took_ns, always || meets, sharers_q8, most_q8);
-    if (room->part_q16 && room->in_slice && own_ns)
-        own_ns = took_ns;
-    bool limited = varies || (follows && waited);
-    if (own_ns && own_ns <= took_ns && (room->part_q16 || limited))
-        own_ns = with_room_ns(own_ns, took_ns, sharers_q8, room, varies, limited);
-    return own_ns ? (uint32_t)(took_ns * 256 / own_ns) : sharers_q8;
+    bool varies = room->part_q16 && is_often(known, known->waits_q16), limited = varies || (follows && waited);
+    uint64_t own_ns =
+        own_of_kind_ns(known, took_ns, follows, room->in_slice, always, room->part_q16, room->by_itself, most_q8);
+    struct bounds own = {own_ns, took_ns};
+    learn_whole(known, took_ns, room);
+    if (!follows && known->seen >= FIRST && known->ns > WHOLE_MOST_NS) {
+        own = bounds_of_long(known, took_ns, most_q8);
+        /* Others' turns may be short ones: what they are charged tells that. */
+        limited = varies = room->part_q16;
+        if (!limited)
+            own.least_ns = within(always || meets ? own.least_ns : took_ns * 256 / sharers_q8, own);
+    } else if (!follows && waited) {
+        own.least_ns = from_slice_ns(own_ns, took_ns, always || meets, sharers_q8, most_q8);
+    }
+    uint64_t whole_ns = varies && !room->in_slice ? own_of_whole_ns(known, took_ns) : 0;
+    if (whole_ns)
+        return (uint32_t)(took_ns * 256 / smaller(whole_ns, took_ns));
+    if (room->part_q16 && room->in_slice && own.least_ns)
+        own.least_ns = took_ns;
+    if (own.least_ns && own.least_ns <= took_ns && (room->part_q16 || limited))
+        own.least_ns = with_room_ns(own, took_ns, sharers_q8, room, varies, limited);
+    return own.least_ns ? (uint32_t)(took_ns * 256 / own.least_ns) : sharers_q8;
 }

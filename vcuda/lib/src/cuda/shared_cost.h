@@ -13,6 +13,8 @@
 
 /* An H100's time slices last 2.43 ms (docs/real-card.md). */
 #define SHARED_COST_TURN_NS 2430000u
+/* A run of work that had to wait for others began with a time slice of its own, which is not shorter than this. */
+#define SHARED_COST_SLICE_NS (SHARED_COST_TURN_NS * 7 / 8)
 /* What a card takes to turn from one process to another, at most: two that always have work get 84 to 94 % of an H100
  * in turns of 2.4 ms (docs/real-card.md). */
 #define SHARED_COST_SWITCH_MOST_NS 150000u
@@ -32,7 +34,8 @@ struct shared_room {
     uint64_t varied_ns; /* and before them: the part of the time in flight that others are charged */
     uint64_t before_ns; /* how long the launch waited to begin while nothing of its process ran */
     bool by_itself;     /* it ran beside no other work of its process */
-    bool in_slice;      /* it ended before the time slice could be over that its run of work began with */
+    bool in_slice;      /* it ended before the time slice could be over that its run of work began with, ... */
+    uint64_t into_ns;   /* ... so long after whose begin it began; UINT64_MAX: not in one */
     uint32_t part_q16;  /* of a process's time in flight, for what part others were charged meanwhile; 0: not known */
     uint32_t most_q8;   /* the greatest number of containers with work at the same time, x 256, lately */
 };

@@ -100,11 +100,19 @@ static uint64_t record_ns(const struct timing_span *span) {
     return span->ends ? span->facts.stamp_ns * (streams > 1 ? 3 : 4) / 4 : 0;
 }
 
+/* By how much others stretch launches that were not measured: by no more than what those are charged, where it is
+ * known. Kernels of a whole time slice are in flight all the time beside short ones, and have less than half of it. */
+static uint32_t stretch_of(const struct vcuda_limits_view *view, int card, uint64_t now) {
+    uint32_t divided = divisor_of(view, card, now), others_q16 = view->card[card].others_part_q16;
+    uint32_t by_charges = others_q16 && others_q16 < 65536 ? 65536 * 256u / (65536 - others_q16) : UINT32_MAX;
+    return divided > 256 && by_charges < divided ? by_charges : divided;
+}
+
 /* Launches that were not measured cost what they paid, and the record of their end what a record takes, as far as the
  * card had time for it. They ended at `to` of the card's time, for all that is known. */
 static uint64_t charge_as_paid(struct timing_span *span, const struct vcuda_limits_view *view, int64_t to,
                                uint64_t now) {
-    uint32_t divided = divisor_of(view, span->context_meter->card, now);
+    uint32_t divided = stretch_of(view, span->context_meter->card, now);
     account_error_tallied(&vcuda_usage()->card[span->context_meter->card], span->cost, span->paid_ns);
     uint64_t paid = span->paid_ns + record_ns(span), wall = paid * divided / 256;
     span->meter->settled_to = to;
@@ -118,21 +126,35 @@ static uint64_t charge_as_paid(struct timing_span *span, const struct vcuda_limi
 static void know_busy(struct stream_meter *meter, int64_t from, int64_t to, uint32_t most) {
     struct context_meter *context_meter = meter->context_meter;
     int64_t offset = context_meter->clock.offset_ns;
-    if (from > meter->busy_to + TIMING_SPAN_FOLLOWS_NS)
+    if (from > meter->busy_to + TIMING_SPAN_FOLLOWS_NS) {
         meter->turns_ns = shared_cost_turns_ns(most);
+        meter->run_from = from;
+    }
     meter->busy_to = to;
     if (meter_is_classed(context_meter->card) || from >= to)
         return;
     int64_t turns = meter->turns_ns < to - from ? meter->turns_ns : to - from;
     meter->turns_ns -= turns;
-    from += turns + other_processes_switches_ns(context_meter, from, to);
-    known_busy_add(&context_meter->known, from - offset, to - offset);
+    int64_t since = from + turns + other_processes_switches_ns(context_meter, from + turns, to);
+    known_busy_add(&context_meter->known, meter->run_from - offset, from - offset, since - offset, to - offset);
+}
+
+/* Of the time in which the process surely had work, what must stand in the timeline, as if nobody had shared it: an
+ * even part of the most containers; of a long run, where it is known what others are charged, all but that and what the
+ * card's switches take of whole time slices. */
+#define SWITCHES_PARTS 12
+
+static struct known_part own_part(const struct vcuda_limits_view *view, int card, uint32_t divided, uint64_t now) {
+    uint32_t even = divided * 256 / sharers_peak(view, card, now), others_q16 = view->card[card].others_part_q16;
+    uint32_t taken = others_q16 + 65536 / SWITCHES_PARTS;
+    uint32_t rest = others_q16 && taken < 65536 ? (uint32_t)((uint64_t)divided * (65536 - taken) >> 16) : 0;
+    return (struct known_part){even, rest > even ? rest : even};
 }
 
 uint64_t span_charge_known(struct context_meter *context_meter, const struct vcuda_limits_view *view, uint64_t now) {
     int card = context_meter->card;
     uint32_t divided = sharers_now(view, card, now);
-    uint32_t part = divided * 256 / sharers_peak(view, card, now);
+    struct known_part part = own_part(view, card, divided, now);
     uint64_t lacked = (uint64_t)known_busy_compare(&context_meter->known, &vcuda_usage()->timeline[card], part,
                                                    divided > 256, (int64_t)now);
     lacked += other_processes_lacked_ns(context_meter, now);
@@ -195,13 +217,13 @@ static struct share share_of(struct timing_span *span, const struct gpu_interval
                           .follows = follows};
 }
 
-/* A run of work that had to wait for others began with a time slice of its own, which is not shorter than this. */
-#define SLICE_LEAST_NS ((int64_t)SHARED_COST_TURN_NS * 7 / 8)
-
-static bool is_in_slice(int64_t *slice_from, const struct share *share, uint64_t before_ns) {
+/* Where it lies in the time slice that its run of work began with, if that had to wait for others. */
+static void look_at_slice(int64_t *slice_from, const struct share *share, struct shared_room *room) {
     if (!share->follows)
-        *slice_from = before_ns > SHARED_COST_NEAR_NS ? share->ran.from : INT64_MIN / 2;
-    return share->ran.to - *slice_from <= SLICE_LEAST_NS;
+        *slice_from = room->before_ns > SHARED_COST_NEAR_NS ? share->ran.from : INT64_MIN / 2;
+    int64_t into = share->ran.from - *slice_from;
+    room->in_slice = share->ran.to - *slice_from <= SHARED_COST_SLICE_NS;
+    room->into_ns = into >= 0 && into < SHARED_COST_SLICE_NS ? (uint64_t)into : UINT64_MAX;
 }
 
 /* How long the launch waited before it began, while nothing else of its process ran that was measured. */
@@ -223,7 +245,7 @@ static uint32_t divided_beside(const struct timing_span *span, const struct vcud
     room->part_q16 = view->card[span->context_meter->card].others_part_q16;
     room->before_ns = before_ns(span, share);
     room->by_itself = share->by_itself;
-    room->in_slice = is_in_slice(&slice_from[span->context_meter->card], share, room->before_ns);
+    look_at_slice(&slice_from[span->context_meter->card], share, room);
     room->most_q8 = sharers_peak(view, span->context_meter->card, now);
     return shared_cost_divisor(span->cost, share->took, share->follows, share->ran.waited, divided, room);
 }

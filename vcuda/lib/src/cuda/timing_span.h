@@ -108,8 +108,8 @@ struct stream_meter {
     struct stream_clock clock; /* any thread, without a lock, approximate */
     int64_t settled_to;        /* settling thread only: the end of the work settled so far, in card time */
     bool lost_count;           /* settling thread only: work of unknown length was added since an end was recorded */
-    int64_t busy_to, turns_ns; /* settling thread only: it surely had work until then, of which `turns_ns` may be other
-                                  containers' time slices */
+    int64_t run_from;          /* settling thread only: since then it surely had work without a pause, ... */
+    int64_t busy_to, turns_ns; /* ... until then, of which `turns_ns` may be other containers' time slices */
     uint8_t behind;            /* enum behind: what was added since the last launch; any thread */
     uint32_t unsettled;        /* spans open or not settled */
     uint32_t blocked;          /* the settling pass in which a span was found unfinished */

@@ -77,8 +77,9 @@ static uint64_t charge_tallied(struct adapter *a, struct stream *stream, const s
     stream->settled_to = to < latest ? to : latest;
     uint64_t record_ns = span->ends ? span->facts.stamp_ns * (streams_in_flight(a) > 1 ? 3 : 4) / 4 : 0;
     uint64_t used = enter(a, span, stream->settled_to, span->paid_ns + record_ns, now);
+    int64_t since = (before > called ? before : called) - a->clock.offset_ns;
     if (ended && to > (int64_t)span->facts.ended_at + a->clock.offset_ns)
-        known_busy_add(&a->known, (before > called ? before : called) - a->clock.offset_ns, to - a->clock.offset_ns);
+        known_busy_add(&a->known, since, since, since, to - a->clock.offset_ns);
     return used;
 }
 
@@ -101,7 +102,8 @@ static uint64_t charge_measured(struct adapter *a, struct stream *stream, struct
     if (span->early && adapter_is_beside(a, stream))
         return enter(a, span, ran->to, span->paid_ns, now);
     uint64_t used = enter(a, span, ran->to, fresh, now);
-    known_busy_add(&a->known, ran->from - a->clock.offset_ns, ran->to - a->clock.offset_ns);
+    int64_t since = ran->from - a->clock.offset_ns;
+    known_busy_add(&a->known, since, since, since, ran->to - a->clock.offset_ns);
     cost_measured(span->cost, (uint64_t)own, (uint64_t)added);
     stream_clock_corrected(&stream->clock, span->facts.expected_ns, (uint64_t)own);
     bucket_note_longest(&a->usage, (uint64_t)own);
@@ -156,6 +158,7 @@ void adapter_settle_finished(struct adapter *a, uint64_t now) {
         a->span[index].next = a->free;
         a->free = index;
     }
-    bucket_settle(&a->usage, &a->view.card[0],
-                  (uint64_t)known_busy_compare(&a->known, &a->timeline, 256, false, (int64_t)now), 0);
+    const struct known_part all = {256, 256};
+    int64_t lacked = known_busy_compare(&a->known, &a->timeline, all, false, (int64_t)now);
+    bucket_settle(&a->usage, &a->view.card[0], (uint64_t)lacked, 0);
 }
