@@ -21,10 +21,10 @@ static struct shared_cost {
     uint32_t bounded;
     /* Of its launches that ended within a time slice of their own, and so waited for nobody. */
     struct {
-        double length, square;  /* sums of lengths and of their squares, of the last some hundred */
-        uint64_t longest_ns[2]; /* of the last, and of as many before */
+        double weight, length, square; /* sums of weights, of lengths and of their squares, of the last hundreds */
+        uint64_t longest_ns[2];        /* of the last, and of as many before */
         uint32_t count;
-        uint32_t cut_q16; /* of those that began early in their slice, the part that did not end within it */
+        double cut; /* of those that began early in their slice, the part that did not end within it */
     } whole;
 } shared_costs[COST_ENTRIES];
 
@@ -218,11 +218,14 @@ static uint64_t with_room_ns(struct bounds own_ns, uint64_t took_ns, uint32_t sh
 #define WHOLE_MOST_NS (SHARED_COST_SLICE_NS * 3 / 4)
 #define WHOLE_LEAST 32u /* launches */
 #define WHOLE_OVER 512u
-#define CUT_OFTEN_Q16 (65536 / 64)
+/* What begins early in a slice of its own and does not end within it is longer than one. If that may be more than this
+ * part of a kind's time the kind varies, however seldom it is: the length of its others says nothing of it. */
+#define CUT_PARTS 16
+#define CUT_OVER 1024
 
 static void learn_whole(struct shared_cost *known, uint64_t took_ns, const struct shared_room *room) {
     if (room->into_ns <= SHARED_COST_SLICE_NS - WHOLE_MOST_NS)
-        known->whole.cut_q16 += ((room->in_slice ? 0 : 65536) - (int32_t)known->whole.cut_q16) / 64;
+        known->whole.cut += ((room->in_slice ? 0 : 1) - known->whole.cut) / CUT_OVER;
     if (!room->in_slice)
         return;
     if (known->whole.count++ % WHOLE_OVER == 0) {
@@ -231,15 +234,21 @@ static void learn_whole(struct shared_cost *known, uint64_t took_ns, const struc
     }
     known->whole.longest_ns[0] = most(known->whole.longest_ns[0], took_ns);
     double length = (double)smaller(took_ns, WHOLE_MOST_NS), weight = 1 / (1 - length / SHARED_COST_SLICE_NS);
+    known->whole.weight += weight - known->whole.weight / WHOLE_OVER;
     known->whole.length += weight * length - known->whole.length / WHOLE_OVER;
     known->whole.square += weight * length * length - known->whole.square / WHOLE_OVER;
+}
+
+static bool is_cut(const struct shared_cost *known) {
+    return known->whole.weight > 0 &&
+           known->whole.cut * SHARED_COST_SLICE_NS * CUT_PARTS > known->whole.length / known->whole.weight;
 }
 
 /* Of a launch that took longer than any of those it has waited: the longer it is the more often a turn begins within.
  * 0: the kind is not known so. */
 static uint64_t own_of_whole_ns(const struct shared_cost *known, uint64_t took_ns) {
     uint64_t longest = most(known->whole.longest_ns[0], known->whole.longest_ns[1]);
-    if (known->whole.count < WHOLE_LEAST || longest > WHOLE_MOST_NS || known->whole.cut_q16 > CUT_OFTEN_Q16)
+    if (known->whole.count < WHOLE_LEAST || longest > WHOLE_MOST_NS || is_cut(known))
         return 0;
     longest += longest / NEAR_PARTS + SHARED_COST_NEAR_NS;
     return took_ns <= longest ? took_ns : (uint64_t)(known->whole.square / known->whole.length);
@@ -250,7 +259,8 @@ uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool fol
     struct shared_cost *known = find_or_begin(cost);
     uint32_t most_q8 = (uint32_t)most(most(room->most_q8, sharers_q8), 512);
     bool always = sharers_q8 >= most_q8 * 7 / 8, meets = !follows && meets_others(known, waited) && most_q8 == 512;
-    bool varies = room->part_q16 && is_often(known, known->waits_q16), limited = varies || (follows && waited);
+    bool varies = room->part_q16 && (is_often(known, known->waits_q16) || is_cut(known)),
+         limited = varies || (follows && waited);
     uint64_t own_ns =
         own_of_kind_ns(known, took_ns, follows, room->in_slice, always, room->part_q16, room->by_itself, most_q8);
     struct bounds own = {own_ns, took_ns};
