@@ -15,7 +15,7 @@ from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.adapters.nvml.faults import FaultPolicy
 from gpu_manager.ports.cards import CardEvent, HealthChange, XidError
 from tests.fakes.nvml import FakeNvml, Gpu
-from tests.fakes.waiting import PATIENCE
+from tests.fakes.waiting import PATIENCE, until
 
 
 class Watched:
@@ -88,10 +88,14 @@ def watched(request):
         assert one.nvml.sets == 0
 
 
-def test_a_card_that_hangs_keeps_no_event_of_another_from_being_told(watched):
+@pytest.mark.parametrize("where", ["", "event_types"], ids=["at work", "as its events are asked for"])
+def test_a_card_that_hangs_keeps_no_event_of_another_from_being_told(watched, where):
     first, second = Gpu(0), Gpu(1)
-    w = watched(first, second, patience=0.05)
-    free = w.nvml.hang(first)
+    w = watched(first, second, listed=False, patience=1)
+    if not where:
+        w.cards.list()
+        w.settle()
+    free = w.nvml.hang(first, where)
     w.cards.usage()
     assert (change := w.next()).uuid == first.uuid
     assert not change.healthy
@@ -99,6 +103,9 @@ def test_a_card_that_hangs_keeps_no_event_of_another_from_being_told(watched):
     assert w.xids.get(timeout=PATIENCE).uuid == second.uuid
     w.settle_on(second)
     free.set()
+    until(lambda: w.cards.list()[0].healthy)
+    w.settle()  # its own events are heard, too
+    assert first.uuid in w.nvml.registered
 
 
 def test_a_critical_xid_closes_its_card_and_no_other(watched):

@@ -279,12 +279,12 @@ class FakeNvml:
             raise event
         return event
 
-    def hang(self, gpu: Gpu) -> threading.Event:
-        """From now on the driver answers nothing about the card, until the event is set."""
+    def hang(self, gpu: Gpu, where: str = "") -> threading.Event:
+        """From now on the driver answers nothing about the card, or not this one, until the event is set."""
         free, ask = threading.Event(), self._ask
 
         def hanging(asked: Gpu, function: str) -> Gpu:
-            if asked is gpu:
+            if asked is gpu and where in {"", function}:
                 free.wait(PATIENCE)
             return ask(asked, function)
 

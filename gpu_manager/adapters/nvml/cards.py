@@ -185,6 +185,21 @@ class NvmlCards:
         except DriverHangsError:
             return None
 
+    def listen(self, slot: WatchedCard, types: int, events: Any) -> bool:
+        """Register for those of these types of events that the card has; False while it hangs."""
+        try:
+            self._patience.call(
+                card_asked(slot.card.index), partial(self._listen, slot.handle, types, events)
+            )
+        except DriverHangsError:
+            self._blame(slot.card.uuid, TIMEOUT)
+            return False
+        return True
+
+    def _listen(self, handle: Any, types: int, events: Any) -> None:
+        if types := types & self._nvml.nvmlDeviceGetSupportedEventTypes(handle):
+            self._nvml.nvmlDeviceRegisterEvents(handle, types, events)
+
     def _recovery_action(self, handle: Any) -> int | None:
         field = self._nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
         values = maybe(self._nvml, self._nvml.nvmlDeviceGetFieldValues, handle, [field])

@@ -42,6 +42,9 @@ class ListedCards(Protocol):
     def recovery_action(self, slot: WatchedCard) -> int | None:
         """Return the driver's recovery action; None if the driver cannot tell."""
 
+    def listen(self, slot: WatchedCard, types: int, events: Any) -> bool:
+        """Register for events of these types of a card; False while the driver does not answer about it."""
+
 
 class EventWatch:
     """Registers for the events of every card, grades XIDs, and checks unhealthy cards until they recover."""
@@ -62,6 +65,9 @@ class EventWatch:
         self._thread = threads.forever("nvml-events", self._run)
         self._events: Any | None = None
         self._registered: tuple[Any, ...] | None = None
+        self._unheard: list[
+            WatchedCard
+        ] = []  # about which the driver did not answer when they were registered
 
     def start(self) -> None:
         """Start the thread."""
@@ -105,6 +111,7 @@ class EventWatch:
         if self._events is None or present != self._registered:
             self._register(slots)
             self._registered = present
+        self._unheard = [slot for slot in self._unheard if not self._listen(slot)]
         event = self._wait()
         if event is not None:
             self._judge(event)
@@ -116,6 +123,16 @@ class EventWatch:
         nvml = self._nvml
         self._release()
         self._events = nvml.nvmlEventSetCreate()
+        divided = {slot.card.instance.parent for slot in slots if slot.card.instance is not None}
+        for slot in slots:
+            # Events of instances come from their parent; those of a card that has none concern nobody.
+            unheard = slot.card.instance is not None or (slot.card.mig and slot.card.uuid not in divided)
+            if slot.handle is not None and not unheard and not self._listen(slot):
+                self._unheard.append(slot)
+
+    def _listen(self, slot: WatchedCard) -> bool:
+        """Register for the card's events; False if that is to be tried again."""
+        nvml = self._nvml
         wanted = (
             nvml.nvmlEventTypeXidCriticalError
             | nvml.nvmlEventTypeDoubleBitEccError
@@ -124,19 +141,12 @@ class EventWatch:
             | nvml.nvmlEventTypeGpuUnavailableError
             | nvml.nvmlEventTypeGpuRecoveryAction
         )
-        divided = {slot.card.instance.parent for slot in slots if slot.card.instance is not None}
-        for slot in slots:
-            # Events of instances come from their parent; those of a card that has none concern nobody.
-            unheard = slot.card.instance is not None or (slot.card.mig and slot.card.uuid not in divided)
-            if slot.handle is None or unheard:
-                continue
-            try:
-                types = wanted & nvml.nvmlDeviceGetSupportedEventTypes(slot.handle)
-                if types:
-                    nvml.nvmlDeviceRegisterEvents(slot.handle, types, self._events)
-            except nvml.NVMLError as error:
-                # The card is then only asked every few seconds: lost cards are still found, XIDs are not.
-                log.warning("card_has_no_events", uuid=slot.card.uuid, why=sentence(error.value))
+        try:
+            return self._cards.listen(slot, wanted, self._events)
+        except nvml.NVMLError as error:
+            # The card is then only asked every few seconds: lost cards are still found, XIDs are not.
+            log.warning("card_has_no_events", uuid=slot.card.uuid, why=sentence(error.value))
+            return True
 
     def _wait(self) -> Any | None:
         try:
@@ -203,7 +213,8 @@ class EventWatch:
 
     def _release(self) -> None:
         events, self._events, self._registered = self._events, None, None
-        if events is not None:
+        kept, self._unheard = bool(self._unheard), []  # a call that did not return may still use the set
+        if events is not None and not kept:
             try:
                 self._nvml.nvmlEventSetFree(events)
             except self._nvml.NVMLError as error:
