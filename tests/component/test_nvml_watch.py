@@ -15,7 +15,7 @@ from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.adapters.nvml.faults import FaultPolicy
 from gpu_manager.ports.cards import CardEvent, HealthChange, XidError
 from tests.fakes.nvml import FakeNvml, Gpu
-from tests.fakes.waiting import PATIENCE, until
+from tests.fakes.waiting import PATIENCE
 
 
 class Watched:
@@ -103,7 +103,8 @@ def test_a_card_that_hangs_keeps_no_event_of_another_from_being_told(watched, wh
     assert w.xids.get(timeout=PATIENCE).uuid == second.uuid
     w.settle_on(second)
     free.set()
-    until(lambda: w.cards.list()[0].healthy)
+    changes = iter(w.next, None)  # the other card's, by its XID, among them
+    assert next(change for change in changes if change.uuid == first.uuid).healthy
     w.settle()  # its own events are heard, too
     assert first.uuid in w.nvml.registered
 

@@ -65,9 +65,8 @@ class EventWatch:
         self._thread = threads.forever("nvml-events", self._run)
         self._events: Any | None = None
         self._registered: tuple[Any, ...] | None = None
-        self._unheard: list[
-            WatchedCard
-        ] = []  # about which the driver did not answer when they were registered
+        # Cards whose events could not be asked for, since the driver did not answer.
+        self._unanswered: list[WatchedCard] = []
 
     def start(self) -> None:
         """Start the thread."""
@@ -111,7 +110,7 @@ class EventWatch:
         if self._events is None or present != self._registered:
             self._register(slots)
             self._registered = present
-        self._unheard = [slot for slot in self._unheard if not self._listen(slot)]
+        self._unanswered = [slot for slot in self._unanswered if not self._listen(slot)]
         event = self._wait()
         if event is not None:
             self._judge(event)
@@ -128,7 +127,7 @@ class EventWatch:
             # Events of instances come from their parent; those of a card that has none concern nobody.
             unheard = slot.card.instance is not None or (slot.card.mig and slot.card.uuid not in divided)
             if slot.handle is not None and not unheard and not self._listen(slot):
-                self._unheard.append(slot)
+                self._unanswered.append(slot)
 
     def _listen(self, slot: WatchedCard) -> bool:
         """Register for the card's events; False if that is to be tried again."""
@@ -213,8 +212,8 @@ class EventWatch:
 
     def _release(self) -> None:
         events, self._events, self._registered = self._events, None, None
-        kept, self._unheard = bool(self._unheard), []  # a call that did not return may still use the set
-        if events is not None and not kept:
+        unanswered, self._unanswered = self._unanswered, []
+        if events is not None and not unanswered:  # a call that did not return may still use the set
             try:
                 self._nvml.nvmlEventSetFree(events)
             except self._nvml.NVMLError as error:

@@ -36,16 +36,15 @@ struct known_busy {
     int64_t early_us; /* time charged in earlier milliseconds beyond what is known of them */
 };
 
-/* Which part of the known time must stand in the timeline, x 256: as a rule, and once a run of work has lasted so long.
- */
+/* A run of work is long once it has lasted for this time. */
 #define KNOWN_BUSY_LONG_NS 8000000
+/* The part of the known time, x 256, that the timeline must hold. */
 struct known_part {
-    uint32_t q8, long_q8;
+    uint32_t q8, long_q8; /* of all known time, and of the time after a run has become long */
 };
 
-/* The context surely had work from `from` to `to`, in a run since `run_from`; until `since` others may have had the
- * card.
- */
+/* The context surely had work from `from` to `to`. Its run of work began at `run_from`. Other containers may have had
+ * the card until `since`. */
 void known_busy_add(struct known_busy *known, int64_t run_from, int64_t from, int64_t since, int64_t to);
 
 /* Enter the known busy time that the timeline lacks into it, up to KNOWN_BUSY_DELAY_NS before `now`. Returns the time

@@ -19,7 +19,7 @@ static struct shared_cost {
      * most that any of them surely had, and no more than the shortest of them took. */
     struct bounds bound[2];
     uint32_t bounded;
-    /* Of its launches that ended within a time slice of their own, and so waited for nobody. */
+    /* What is known from launches that began and ended within a time slice of their own: they waited for nobody. */
     struct {
         double weight, length, square; /* sums of weights, of lengths and of their squares, of the last hundreds */
         uint64_t longest_ns[2];        /* of the last, and of as many before */
@@ -77,8 +77,8 @@ static uint64_t beyond_whole_turns(uint64_t took_ns, uint32_t sharers_q8) {
     return took_ns > turns_ns ? took_ns - turns_ns : 0;
 }
 
-/* `charged`: what others are charged is known, and holds against what kinds that take longer often seem to wait.
- * `in_slice`: it waited for nobody, so that it tells of its kind as well as what follows own work. */
+/* `charged`: the page says what others are charged, so the caller limits by that what such a launch waited.
+ * `in_slice`: the launch waited for nobody, so it tells how long its kind takes, as one that follows own work does. */
 static uint64_t own_of_kind_ns(struct shared_cost *known, uint64_t took_ns, bool follows, bool in_slice, bool always,
                                bool charged, bool by_itself, uint32_t sharers_q8) {
     if (took_ns < known->ns)
@@ -197,7 +197,8 @@ static uint64_t beyond_room(uint64_t waited_ns, uint64_t room_ns) {
  * once, so that what others are charged by mistake is not charged here once more. All waits count against both. */
 static uint64_t with_room_ns(struct bounds own_ns, uint64_t took_ns, uint32_t sharers_q8, struct shared_room *room,
                              bool varies, bool limited) {
-    /* One switch to each other process that has work, between the mean and the most of them, and one back. */
+    /* In each wait the card switches to every other process that has work, and back. Their number is taken half-way
+     * between the mean and the most. */
     uint64_t switches_ns =
         (most(sharers_q8, 512) + most(room->most_q8, 512)) / 2 * (uint64_t)SHARED_COST_SWITCH_NS / 256;
     uint64_t before = less_switches_ns(room->before_ns, switches_ns - SHARED_COST_SWITCH_NS);
@@ -213,13 +214,14 @@ static uint64_t with_room_ns(struct bounds own_ns, uint64_t took_ns, uint32_t sh
     return own;
 }
 
-/* A kind whose launches end within a time slice is known by those that had one of their own, whatever others are
- * charged. The longer one is the fewer of its length end within: those that do count for the others. */
+/* If all launches of a kind are shorter than a time slice, those that had a slice of their own tell how long the kind
+ * takes, whatever others are charged. Long launches seldom end within the slice, so each one that does has a weight:
+ * it counts for those of its length that do not. */
 #define WHOLE_MOST_NS (SHARED_COST_SLICE_NS * 3 / 4)
 #define WHOLE_LEAST 32u /* launches */
 #define WHOLE_OVER 512u
-/* What begins early in a slice of its own and does not end within it is longer than one. If that may be more than this
- * part of a kind's time the kind varies, however seldom it is: the length of its others says nothing of it. */
+/* A launch that begins early in a slice of its own and does not end within it is long. If long launches may take more
+ * than one part in so many of a kind's time, the kind varies, however rare they are. */
 #define CUT_PARTS 16
 #define CUT_OVER 1024
 
@@ -244,8 +246,8 @@ static bool is_cut(const struct shared_cost *known) {
            known->whole.cut * SHARED_COST_SLICE_NS * CUT_PARTS > known->whole.length / known->whole.weight;
 }
 
-/* Of a launch that took longer than any of those it has waited: the longer it is the more often a turn begins within.
- * 0: the kind is not known so. */
+/* What a launch of such a kind had. If it took longer than any that had a slice of its own, it has waited: then it had
+ * the mean of the kind, weighted by length, since a long launch is interrupted more often. 0: it is no such kind. */
 static uint64_t own_of_whole_ns(const struct shared_cost *known, uint64_t took_ns) {
     uint64_t longest = most(known->whole.longest_ns[0], known->whole.longest_ns[1]);
     if (known->whole.count < WHOLE_LEAST || longest > WHOLE_MOST_NS || is_cut(known))

@@ -100,8 +100,8 @@ static uint64_t record_ns(const struct timing_span *span) {
     return span->ends ? span->facts.stamp_ns * (streams > 1 ? 3 : 4) / 4 : 0;
 }
 
-/* By how much others stretch launches that were not measured: by no more than what those are charged, where it is
- * known. Kernels of a whole time slice are in flight all the time beside short ones, and have less than half of it. */
+/* By how much others stretch launches that were not measured. If the page says what others are charged, that is the
+ * most: kernels of a whole time slice are in flight all the time beside short ones, but have less than half of it. */
 static uint32_t stretch_of(const struct vcuda_limits_view *view, int card, uint64_t now) {
     uint32_t divided = divisor_of(view, card, now), others_q16 = view->card[card].others_part_q16;
     uint32_t by_charges = others_q16 && others_q16 < 65536 ? 65536 * 256u / (65536 - others_q16) : UINT32_MAX;
@@ -139,9 +139,9 @@ static void know_busy(struct stream_meter *meter, int64_t from, int64_t to, uint
     known_busy_add(&context_meter->known, meter->run_from - offset, from - offset, since - offset, to - offset);
 }
 
-/* Of the time in which the process surely had work, what must stand in the timeline, as if nobody had shared it: an
- * even part of the most containers; of a long run, where it is known what others are charged, all but that and what the
- * card's switches take of whole time slices. */
+/* How much of the time in which the process surely had work the timeline must hold. As a rule the process had at least
+ * an equal part beside the most containers. In a long run it had all but what others are charged, if the page says
+ * that, and one part in SWITCHES_PARTS for the card's switches. */
 #define SWITCHES_PARTS 12
 
 static struct known_part own_part(const struct vcuda_limits_view *view, int card, uint32_t divided, uint64_t now) {
@@ -217,7 +217,7 @@ static struct share share_of(struct timing_span *span, const struct gpu_interval
                           .follows = follows};
 }
 
-/* Where it lies in the time slice that its run of work began with, if that had to wait for others. */
+/* Where the launch lies in its own time slice. A run of work begins with one if it had to wait for others. */
 static void look_at_slice(int64_t *slice_from, const struct share *share, struct shared_room *room) {
     if (!share->follows)
         *slice_from = room->before_ns > SHARED_COST_NEAR_NS ? share->ran.from : INT64_MIN / 2;
