@@ -65,9 +65,10 @@ def test_kernels_with_a_heavy_tail_beside_a_container_that_fills_the_card_are_no
 
 
 def test_long_kernels_behind_many_short_ones_of_their_name_are_charged() -> None:
+    """And a few points too much: what its account lacks is charged at once, what a mean gave too much stays."""
     words = "2000{ k:mm:6:1 } 3{ k:mm:9000:1 }"
-    use = held(Shape("tail", words, "one name, two lengths"), 50, 1, SECONDS, "h100")
-    assert abs(use.charged - use.had) <= 5, use
+    use = held(Shape("tail", words, "one name, two lengths"), 50, 1, 2 * SECONDS, "h100")
+    assert -3 <= use.charged - use.had <= 10, use
 
 
 def test_what_is_waited_for_each_time_and_varies_is_charged_where_others_leave_room() -> None:

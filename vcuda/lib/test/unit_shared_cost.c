@@ -297,6 +297,20 @@ static void long_work_waits_no_longer_than_others_are_charged(void) {
     CHECK(charged > 200 * 4700000ull, "%lu", (unsigned long)charged);
 }
 
+/* 3 ms, that took 3 or 5.6 ms beside one other: whatever the other is charged, little doubt is left. Where each launch
+ * waits there is. */
+static void what_long_work_takes_alone_is_known_where_its_launches_agree(void) {
+    struct cost *cost = kind(42, 3000000), *waits = kind(43, 3000000);
+    struct shared_room met = {.most_q8 = TWO, .part_q16 = 65536 / 2};
+    CHECK(!shared_cost_steady_ns(cost));
+    for (int i = 0; i < 40; i++) {
+        shared_cost_divisor(cost, i % 5 ? 5550000 : 3000000, false, true, TWO, &met);
+        shared_cost_divisor(waits, 5550000, false, true, TWO, &met);
+    }
+    CHECK(shared_cost_steady_ns(cost) == 3000000, "%lu", (unsigned long)shared_cost_steady_ns(cost));
+    CHECK(!shared_cost_steady_ns(waits), "%lu", (unsigned long)shared_cost_steady_ns(waits));
+}
+
 /* Three others rest for most of a tenth of a second, and now all of them have work. */
 static void more_others_at_once_than_in_the_mean_explain_a_longer_wait(void) {
     struct cost *cost = kind(29, 20000);
@@ -387,6 +401,7 @@ int main(void) {
     a_kind_that_ends_within_a_time_slice_is_known_by_those_that_had_one();
     one_that_now_and_then_takes_longer_than_a_slice_is_not();
     long_work_waits_no_longer_than_others_are_charged();
+    what_long_work_takes_alone_is_known_where_its_launches_agree();
     the_first_launches_are_divided_and_the_shortest_is_known();
     a_wait_among_the_first_launches_is_none_of_their_work();
     kernels_that_become_shorter_or_longer_are_followed();

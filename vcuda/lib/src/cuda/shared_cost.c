@@ -129,6 +129,11 @@ static uint64_t from_slice_ns(uint64_t own_ns, uint64_t took_ns, bool always, ui
     return own_ns > SHARED_COST_TURN_NS ? own_ns : SHARED_COST_TURN_NS;
 }
 
+static struct bounds bounds_of_kind(const struct shared_cost *known) {
+    return (struct bounds){most(known->bound[0].least_ns, known->bound[1].least_ns),
+                           smaller(known->bound[0].most_ns, known->bound[1].most_ns)};
+}
+
 /* Of a kind that is longer than a turn, what a launch had at least and at most. Where its launches contradict one
  * another it varies, and none tells of others. */
 static struct bounds bounds_of_long(struct shared_cost *known, uint64_t took_ns, uint32_t most_q8) {
@@ -139,9 +144,17 @@ static struct bounds bounds_of_long(struct shared_cost *known, uint64_t took_ns,
     }
     known->bound[0].least_ns = most(known->bound[0].least_ns, least);
     known->bound[0].most_ns = smaller(known->bound[0].most_ns, took_ns);
-    uint64_t low = most(known->bound[0].least_ns, known->bound[1].least_ns);
-    uint64_t high = smaller(known->bound[0].most_ns, known->bound[1].most_ns);
-    return low > high ? (struct bounds){least, took_ns} : (struct bounds){smaller(low, high), high};
+    struct bounds kind = bounds_of_kind(known);
+    return kind.least_ns > kind.most_ns ? (struct bounds){least, took_ns} : kind;
+}
+
+#define STEADY_PARTS 4 /* of what it surely has a launch of a steady kind may take more */
+
+uint64_t shared_cost_steady_ns(const struct cost *cost) {
+    const struct shared_cost *known = find_or_begin(cost);
+    struct bounds kind = bounds_of_kind(known);
+    bool steady = kind.least_ns <= kind.most_ns && kind.most_ns - kind.least_ns <= kind.least_ns / STEADY_PARTS;
+    return known->bounded && steady ? kind.most_ns : 0;
 }
 
 static uint64_t within(uint64_t ns, struct bounds bounds) {

@@ -48,6 +48,10 @@ struct shared_room {
 uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool waited, uint32_t sharers_q8,
                              struct shared_room *room);
 
+/* What launches of a kind that is longer than a time slice take alone, where its last launches leave little doubt of
+ * it, whatever others are charged; else 0. */
+uint64_t shared_cost_steady_ns(const struct cost *cost);
+
 /* The longest total of other containers' time slices that a launch may wait for. */
 static inline int64_t shared_cost_turns_ns(uint32_t sharers_q8) {
     return (int64_t)SHARED_COST_TURN_NS * 5 / 4 * ((sharers_q8 - 1) / 256);

@@ -269,8 +269,9 @@ static uint64_t charge_measured(struct timing_span *span, const struct vcuda_lim
         divided = divided_beside(span, view, share, divided, now);
     else if (known && !alone)
         divided = sharers_during(view, card, now, share->took, known);
+    uint64_t steady = divided > 256 ? shared_cost_steady_ns(span->cost) : 0;
     if (!bucket_is_silent(view, now) && (share->by_itself || !known || !is_crossed))
-        alone_cost_ran(span->cost, bucket_used(share->took, divided, 256), now);
+        alone_cost_ran(span->cost, steady ? steady : bucket_used(share->took, divided, 256), now);
     /* It is not divided by how long it took: that may be the container's own other streams', charged for that. */
     uint32_t divisor = known && is_crossed ? 256 : divided;
     uint64_t fits = enter(span, ran->to, (int64_t)share->fresh, divisor, now), own = share->fresh - met;
