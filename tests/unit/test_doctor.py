@@ -1,175 +1,42 @@
-"""Each of the doctor's checks: what it finds, what it lets pass, what it says it cannot know."""
+"""Each of the doctor's checks: what it finds, and what it lets pass."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.contract import (
-    ALLOCATION,
-    CORE,
-    DRA_DRIVER,
-    EVICT,
-    MEMORY,
-    RESIZE,
-    Assignment,
-    EvictionMark,
-    Inventory,
-    encode_assignment,
-    encode_eviction_mark,
-)
-from gpu_manager.domain.doctor import CHECKS, CLUSTER_CHECKS, NODE_CHECKS, examine
-from gpu_manager.domain.doctor.facts import (
-    AgentFacts,
-    AgentPods,
-    ClusterFacts,
-    DoctorNode,
-    DriverFacts,
-    Facts,
-    KubeletFacts,
-    PodFacts,
-    RuntimeFacts,
-    SchedulerFacts,
-    Severity,
-    Webhook,
-)
-from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
+from gpu_manager.domain.contract import CORE, EVICT, RESIZE, EvictionMark, encode_eviction_mark
+from gpu_manager.domain.doctor import CHECKS, CLUSTER_CHECKS, examine
+from gpu_manager.domain.doctor.facts import AgentPods, DoctorNode, Facts, PodFacts, Severity
 from gpu_manager.domain.resize.judgement import NamespaceLimits
-from gpu_manager.domain.resources import GIB, Amount
-from gpu_manager.domain.topology import Link, Topology
-
-NOW = 1_800_000_000.0
-DAY = 86_400.0
-DRIVER = DriverFacts(
-    pci_cards=2,
-    kernel="550.54.15",
-    library="550.54.15",
-    nvml_problem="",
-    nvml_cards=2,
-    devices=frozenset({"nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"}),
-    enforcers=(),
-    in_use={"550.54.15": 3},
+from tests.fakes.doctor_facts import (
+    BY_CLAIMS,
+    CLUSTER,
+    DAY,
+    DRIVER,
+    GOOD,
+    HOOK,
+    NODE,
+    NOW,
+    a_pod,
+    agent,
+    claims,
+    cluster,
+    driver,
+    hooks,
+    inventory,
+    kubelet,
+    node,
+    runtime,
 )
-RUNTIME = RuntimeFacts(
-    strategy="cdi",
-    why="/etc/containerd/config.toml: enable_cdi is true",
-    config="/etc/containerd/config.toml",
-    default_runtime="runc",
-    runtimes={"runc": ""},
-    systemd_cgroup=True,
-    cdi=True,
-    sockets=("/run/containerd/containerd.sock",),
-    cri="/run/containerd/containerd.sock",
-    toolkit=(1, 14, 3),
-    cgroups=2,
-)
-KUBELET = KubeletFacts(
-    socket=True,
-    pod_resources=True,
-    registered=frozenset({CORE, MEMORY}),
-    own_sockets=frozenset({"vcore.sock", "vmemory.sock"}),
-    cgroup_driver="systemd",
-    cgroups=2,
-    static_pods=(),
-)
-AGENT = AgentFacts(
-    "http://127.0.0.1:5678",
-    "0.1.0",
-    {"registered": True},
-    enforced={"default/a c": "active", "default/b c": "exclusive", "ml/w w/gpu": "admin"},
-    evading=(),
-    not_injected=(),
-    stranded=0,
-    unreadable={"pods": 0, "nodes": 0},
-    kubelet_unverified=False,
-    pages_among_others=0,
-    evicts_itself=False,
-    blind=(),
-    unwitnessed=(),
-    notes={"memory-refused": 4},
-    sample_age_seconds=0.4,
-    outside={"0 (GPU-a)": 3 << 20},
-)
-
-
-def inventory(**states: Any) -> Inventory:
-    card = CardState(Card(0, CardUuid("GPU-a"), "V100", 16 * GIB), **states)
-    return Inventory(256 << 20, (card,), Topology.uniform(1, Link.parse("SYS")))
-
-
-NODE = DoctorNode("n1", inventory(), 100, 64, labels={"pool": "gpu", "tencent.com/gpu-model": "V100"})
-
-
-def a_pod(name: str = "p", **more: Any) -> Pod:
-    containers = (Container("c", ContainerKind.APP, core=60, memory_units=1),)  # type: ignore[arg-type]
-    uid = PodUid(f"uid-{name}")
-    shares = {"c": ((CardUuid("GPU-a"), Amount(60, GIB)),)}
-    said = {ALLOCATION: encode_assignment(Assignment("n1", uid, shares))}
-    base = Pod(uid, "default", name, containers, "n1", "Running", said, scheduler="gpu-scheduler")
-    return replace(base, **more)
-
 
 TAKEN = inventory(
     healthy=False, reason="another device plugin of this node offers the card as nvidia.com/gpu"
 )
-HOOK = Webhook("gpu", "mutate", mutating=True, policy="Fail", expires=NOW + 90 * DAY, service="kube-system/a")
-CLUSTER = ClusterFacts(
-    nodes=(NODE,),
-    pods=(PodFacts(a_pod()),),
-    agents=AgentPods("kube-system/gpu-manager-daemonset", {"pool": "gpu"}, {"n1": True}),
-    agents_known=True,
-    webhooks=(HOOK, replace(HOOK, name="validate", mutating=False)),
-    services_ready={"kube-system/a": 2},
-    serving_expires=NOW + 60 * DAY,
-    schedulers=(SchedulerFacts("kube-system/s", ("gpu-scheduler",), extender=True),),
-    runtime_classes=frozenset({"nvidia"}),
-)
-GOOD = Facts(NOW, DRIVER, RUNTIME, KUBELET, AGENT, CLUSTER)
-
-
-def driver(**changed: Any) -> Facts:
-    return replace(GOOD, driver=replace(DRIVER, **changed))
-
-
-def runtime(**changed: Any) -> Facts:
-    return replace(GOOD, runtime=replace(RUNTIME, **changed))
-
-
-def kubelet(**changed: Any) -> Facts:
-    return replace(GOOD, kubelet=replace(KUBELET, **changed))
-
-
-def claims(**changed: Any) -> Facts:
-    """A node whose cards are given by claims, and its runtime."""
-    return replace(
-        GOOD,
-        runtime=replace(RUNTIME, **{"config": "", **changed}),
-        kubelet=replace(KUBELET, registered=frozenset(), own_sockets=frozenset(), claims=True),
-    )
-
-
-def agent(**changed: Any) -> Facts:
-    return replace(GOOD, agent=replace(AGENT, **changed))
-
-
-def cluster(**changed: Any) -> Facts:
-    return replace(GOOD, cluster=replace(CLUSTER, **changed))
-
-
-def node(**changed: Any) -> Facts:
-    return cluster(nodes=(replace(NODE, **changed),))
-
-
-def hooks(**changed: Any) -> Facts:
-    return cluster(webhooks=tuple(replace(hook, **changed) for hook in CLUSTER.webhooks or ()))
-
-
 RESIZED_POD = a_pod("r")
 RESIZED_POD = replace(
     RESIZED_POD,
@@ -184,7 +51,6 @@ TWO_WAYS = (
 )
 MARK = encode_eviction_mark(EvictionMark("uid-p", "its card is lost", 0))
 TWO_OF_60 = (PodFacts(a_pod()), PodFacts(a_pod("q")))
-BY_CLAIMS = {**NODE.labels, "tencent.com/vcuda-front": "dra"}
 FOUND = [
     ("no-card", driver(pci_cards=0, nvml_cards=None), "shows no NVIDIA card"),
     ("driver-not-loaded", driver(kernel=None, nvml_cards=None), "no NVIDIA kernel module"),
@@ -384,60 +250,6 @@ def test_every_check_has_a_fault_in_this_table_and_a_name_of_its_own() -> None:
     assert len({check.id for check in CHECKS}) == len(CHECKS)
 
 
-def test_what_was_not_looked_at_is_said_once_for_each_reason_and_is_no_trouble() -> None:
-    report = examine(Facts(NOW, blind={"kubelet": "there is no kubelet"}))
-    assert report.healthy
-    assert report.passed == ()
-    assert sum(len(skipped.checks) for skipped in report.skipped) == len(CHECKS)
-    assert "there is no kubelet" in [skipped.why for skipped in report.skipped]
-    assert len(report.skipped) == len({skipped.why for skipped in report.skipped})
-
-
-def test_nothing_is_missing_from_a_machine_without_a_card() -> None:
-    report = examine(replace(GOOD, driver=DriverFacts(pci_cards=0)), NODE_CHECKS)
-    assert [finding.check.id for finding in report.findings] == ["no-card"]
-
-
-@pytest.mark.parametrize("part", [f.name for f in fields(DriverFacts)])
-def test_one_fact_of_the_driver_that_is_not_known_accuses_nobody_else(part: str) -> None:
-    empty: Any = frozenset() if part == "devices" else "" if part == "library_problem" else None
-    found = {finding.check.id for finding in examine(driver(**{part: empty}), NODE_CHECKS).findings}
-    assert found <= {"driver-library-missing", "device-node-missing"}
-
-
-def test_what_the_api_server_refuses_to_show_is_said_in_its_words() -> None:
-    facts = cluster(nodes=None, refused={"nodes": "nodes: you lack this right"})
-    report = examine(facts, CLUSTER_CHECKS)
-    said = {skipped.why: skipped.checks for skipped in report.skipped}
-    assert "no-gpu-node" in said["nodes: you lack this right"]
-
-
-def test_whole_cards_that_the_agent_itself_lends_as_nvidias_are_no_second_plugin() -> None:
-    ours = frozenset({"nvidia.com/gpu"})
-    lends = replace(CLUSTER.agents, lends=True)  # type: ignore[type-var]  # not None here
-    facts = cluster(nodes=(replace(NODE, gpu=1),), agents=lends)
-    facts = replace(facts, kubelet=replace(KUBELET, others=ours, own_sockets=frozenset({"vnvidia.sock"})))
-    assert examine(facts).findings == ()
-
-
-@pytest.mark.parametrize("runtime", ["containerd://2.1.4", "containerd://1.7.28", "cri-o://1.36.0", ""])
-def test_a_node_whose_cards_are_given_by_claims_offers_no_resource_and_lacks_nothing(runtime: str) -> None:
-    here = replace(
-        GOOD, cluster=replace(CLUSTER, nodes=(replace(NODE, core=0, labels=BY_CLAIMS, runtime=runtime),))
-    )
-    here = replace(
-        here, kubelet=replace(KUBELET, registered=frozenset(), own_sockets=frozenset(), claims=True)
-    )
-    report = examine(here)
-    assert (report.findings, report.skipped) == ((), ())
-    given = replace(inventory(), cards=tuple(replace(s, held=DRA_DRIVER) for s in inventory().cards))
-    split = {**NODE.labels, "tencent.com/vcuda-front": "split"}
-    all_given = replace(NODE, core=0, labels=split, runtime=runtime, inventory=given)
-    assert examine(replace(here, cluster=replace(CLUSTER, nodes=(all_given,)))).findings == ()
-    blind = replace(here, runtime=replace(RUNTIME, cdi=None))
-    assert "claims-without-cdi" in {name for one in examine(blind).skipped for name in one.checks}
-
-
 hostile = st.text(st.characters(codec="utf-8"), max_size=30)
 
 
@@ -462,18 +274,6 @@ def test_a_node_that_one_of_the_agents_alternatives_lets_in_lacks_no_label() -> 
         assert "node-label-missing" in examine(facts, CLUSTER_CHECKS).passed
 
 
-def test_a_machine_that_is_no_node_is_told_so_and_what_to_run_instead() -> None:
-    facts = replace(
-        GOOD, driver=DriverFacts(pci_cards=0), kubelet=None, agent=None, blind={"kubelet": "none"}
-    )
-    report = examine(facts, NODE_CHECKS)
-    (note,) = report.notes
-    assert note.startswith("this machine is no Kubernetes node and shows no NVIDIA card")
-    assert [f.check.id for f in report.findings] == ["no-card"]
-    assert "are injected by" in examine(GOOD, NODE_CHECKS).notes[1]
-    assert "would be injected by" in examine(replace(GOOD, agent=None), NODE_CHECKS).notes[1]
-
-
 def test_many_cases_of_one_fault_are_counted_not_listed() -> None:
     many = tuple(replace(NODE, name=f"n{i}", gpu=1, inventory=TAKEN) for i in range(500))
     found = [f for f in examine(cluster(nodes=many)).findings if f.check.id == "two-plugins-on-node"]
@@ -481,54 +281,6 @@ def test_many_cases_of_one_fault_are_counted_not_listed() -> None:
     assert found[-1].text == "and 490 more like these"
 
 
-@pytest.mark.parametrize(
-    "inventory_of_node",
-    [None, replace(inventory(), serving=False), replace(inventory(), cards=(), topology=Topology(()))],
-)
-def test_whether_a_plugin_is_behind_nvidias_resource_an_agent_must_be_there_to_say(
-    inventory_of_node: Inventory | None,
-) -> None:
-    found = [f.check.id for f in examine(node(gpu=8, inventory=inventory_of_node)).findings]
-    assert "left-over-capacity" not in found
-    assert "two-plugins-on-node" in found
-
-
 def test_the_page_of_the_docs_names_every_check() -> None:
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
     assert [line[4:] for line in page.splitlines() if line.startswith("### ")] == [c.id for c in CHECKS]
-
-
-@pytest.mark.parametrize(
-    ("group", "unknown", "whys"),
-    [
-        (
-            "agent",
-            AgentFacts("http://127.0.0.1:5678", "0.1.0", {"registered": True}),
-            {"the agent's metrics cannot be read"},
-        ),
-        (
-            "kubelet",
-            KubeletFacts(socket=True, pod_resources=True, told_policy="none"),
-            {
-                "neither command line nor configuration of the kubelet can be seen",
-                "/sys/fs/cgroup cannot be read",
-                "the kubelet's checkpoint cannot be read: run as root",
-                "the directory of static pods cannot be read",
-                "the cgroup drivers of kubelet and runtime are not both known",
-            },
-        ),
-        (
-            "runtime",
-            RuntimeFacts("nvidia", "why", runtimes={"nvidia": ""}),
-            {
-                "the kubelet's configuration does not say which socket it uses",
-                "no configuration shows whether the runtime reads CDI specs",
-                "the version of libnvidia-container, or that of the cgroups, is not known",
-            },
-        ),
-        ("cluster", ClusterFacts(nodes=(NODE,)), {"the API server did not show daemonsets"}),
-    ],
-)
-def test_a_fact_that_is_not_known_is_said(group: str, unknown: Any, whys: set[str]) -> None:
-    report = examine(replace(GOOD, **{group: unknown}))
-    assert whys <= {skipped.why for skipped in report.skipped}
