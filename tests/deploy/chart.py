@@ -97,6 +97,7 @@ SETS: dict[str, tuple[str, ...]] = {
         '--set-json=quota={"team-a":{"quota":{"Tesla-T4":4},"memory":{"Tesla-T4":8192},"pool":["x"],"protected":{"Tesla-T4":0.5}}}',
     ),
 }
+WITH_ADMISSION = [name for name in SETS if name != "least"]
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
