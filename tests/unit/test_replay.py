@@ -41,12 +41,12 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.records import encode
 from tests.fakes.extender import UNIT, World, args, node, pod
 from tests.fakes.ports import FakeClock
+from tests.fakes.resize_answers import Cluster as Resizing
 from tests.fakes.reviews import review, update, workload
 from tests.seeds import seeds
 from tests.unit.test_extender_histories import History
 from tests.unit.test_extender_preempt import ask as ask_for_victims
 from tests.unit.test_extender_preempt import budget
-from tests.unit.test_resize_answers import Cluster as Resizing
 from tests.unit.test_webhook_properties import TERMS
 from tests.unit.test_webhook_properties import pods as drawn_pods
 

@@ -3,123 +3,22 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
-from admission.cluster.snapshot import NODES, PODS
-from admission.extender.binding import BIND_SECONDS, BindRules
-from admission.extender.resizing import PAUSE_SECONDS, RETRY_SECONDS, ResizeAnswers
-from gpu_manager.domain.contract import (
-    ALLOCATION,
-    ASSIGNED,
-    EVENT_RESIZE_REFUSED,
-    INVENTORY,
-    PRIORITY,
-    RESIZE,
-    RESIZED,
-    Assignment,
-    encode_assignment,
-)
-from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
+from admission.cluster.snapshot import NODES
+from admission.extender.resizing import RETRY_SECONDS
+from gpu_manager.domain.contract import EVENT_RESIZE_REFUSED, INVENTORY, PRIORITY, RESIZE
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.judgement import NamespaceLimits
-from gpu_manager.domain.resize.sizes import ResizeAnswer, answer_of, encode_answer
-from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
-from tests.fakes.extender import World, node, pod, uuid
-from tests.fakes.waiting import PATIENCE, until
+from gpu_manager.domain.resize.sizes import ResizeAnswer, answer_of
+from gpu_manager.domain.resources import Amount
+from tests.fakes import resize_answers
+from tests.fakes.extender import node, pod
+from tests.fakes.resize_answers import UNIT, Cluster
 
-UNIT = DEFAULT_UNIT
-Obj = dict[str, Any]
-
-
-class Cluster(World):
-    """A node with two cards, and the leader's answers. ``agent`` is the node's agent: it follows at once."""
-
-    def __init__(self, **given: Any) -> None:
-        super().__init__([given.pop("node", node("n1"))], **given)
-        self.events: list[tuple[str, str]] = []
-
-        def event(_pod: Pod, reason: str, text: str) -> None:
-            self.events.append((reason, text))
-
-        rules = BindRules(leads=lambda _seconds: self.leads)
-        self.limits: NamespaceLimits | None = None
-        self.answers = ResizeAnswers(
-            self.cluster,
-            self.quota,
-            self.api,
-            self.clock,
-            rules,
-            event,
-            self.counted,
-            self._limits,
-            self.recorded,
-        )
-        self.results: list[str] = []
-
-    def _limits(self, _namespace: str) -> NamespaceLimits:
-        if self.limits is None:
-            return NamespaceLimits()
-        if not self.limits.quotas:
-            raise NodeUnready("the API server is away")
-        return self.limits
-
-    def counted(self, step: str, result: str) -> None:
-        assert step == "resize"
-        self.results.append(result)
-
-    def run(self, name: str, core: int = 30, memory: int = 4, **given: Any) -> Obj:
-        """A pod that is scheduled and started."""
-        obj = pod(name, core, memory, **given)
-        self.create(obj)
-        where = self.schedule(obj)
-        assert where
-        return self.agent(name, core, memory)
-
-    def there(self, name: str) -> Obj:
-        return self.api.pods["default", name]
-
-    def annotate(self, name: str, annotations: Mapping[str, str | None]) -> Obj:
-        """The pod's annotations are changed, and the watch shows it."""
-        obj = self.there(name)
-        meta = obj["metadata"]
-        merged = {**meta["annotations"], **annotations}
-        done = {
-            **obj,
-            "metadata": {**meta, "annotations": {k: v for k, v in merged.items() if v is not None}},
-        }
-        self.api.put(done)
-        self.cluster.apply(PODS, "MODIFIED", done)
-        return done
-
-    def agent(self, name: str, core: int, memory: int) -> Obj:
-        """The agent has booked this much, on the card of the pod's annotation."""
-        obj = self.there(name)
-        said = json.loads(obj["metadata"]["annotations"][ALLOCATION])
-        share = said["containers"]["main"][0]
-        held = {"main": ((share["uuid"], Amount(core, memory * UNIT)),)}
-        text = encode_assignment(Assignment(said["node"], said["pod"], held))
-        return self.annotate(name, {ALLOCATION: text, ASSIGNED: "true"})
-
-    def ask(self, name: str, **size: Any) -> ResizeAnswer | None:
-        """Ask for a size, and let a second pass; the answer on the pod."""
-        wanted = json.dumps({"v": 1, "containers": {"main": size}}) if size else None
-        self.annotate(name, {RESIZE: wanted})
-        self.clock.pass_(PAUSE_SECONDS)
-        self.answers.tick()
-        return self.answered(name)
-
-    def answered(self, name: str) -> ResizeAnswer | None:
-        return answer_of(parse_pod(self.there(name)))
-
-
-@pytest.fixture
-def world() -> Cluster:
-    return Cluster(node=node("n1", cards=1))
+world = resize_answers.world
 
 
 def test_what_fits_is_reserved_and_written(world: Cluster) -> None:
@@ -308,113 +207,6 @@ def test_on_a_node_with_an_older_agent_nothing_is_reserved_until_it_is_upgraded(
     assert answer.sizes == {"main": Amount(80, 4 * UNIT)}
 
 
-@pytest.mark.parametrize("how", ["lost", "late"])
-def test_an_answer_of_unknown_outcome_stays_reserved_until_the_api_server_says(
-    world: Cluster, how: str
-) -> None:
-    world.run("one")
-    world.api.plan = [how]
-    world.ask("one", cores=80)
-    for down in (True, False):
-        world.api.down = down
-        world.answers.tick()
-        assert world.booked("n1") == [(80, 4)]
-    world.clock.pass_(2 * BIND_SECONDS)
-    world.answers.tick()
-    assert world.answered("one") is not None
-    assert world.booked("n1") == [(80, 4)]
-
-
-def test_an_answer_of_unknown_outcome_is_not_sent_again_over_what_another_replica_did(
-    world: Cluster,
-) -> None:
-    """It was lost; another replica led, gave the room to a pod, and lost the lead again."""
-    world.run("one")
-    world.api.plan = ["lost"]
-    world.ask("one", cores=80)
-    world.leads = False
-    world.create(pod("two", 60, 4, on="n1"))
-    named = {"main": ((uuid("n1", 0), Amount(60, 4 * UNIT)),)}
-    text = encode_assignment(Assignment("n1", PodUid("uid-default-two"), named))
-    world.annotate("two", {ALLOCATION: text, ASSIGNED: "true"})
-    world.clock.pass_(60.0)
-    world.leads = True
-    world.answers.tick()
-    answer = world.answered("one")
-    assert answer is not None
-    assert "does not fit" in answer.refused
-    assert world.booked("n1") == [(90, 8)]
-
-
-def test_another_replicas_answer_takes_the_place_of_one_that_was_not_seen(world: Cluster) -> None:
-    """A list that is taken anew does not show what was written in between."""
-    world.run("one")
-    world.api.shown = lambda _obj: None
-    world.ask("one", cores=80)
-    other = ResizeAnswer("uid-default-one", "", {"main": Amount(40, 4 * UNIT)})
-    world.annotate("one", {RESIZE: None, RESIZED: encode_answer(other)})
-    assert world.booked("n1") == [(40, 4)]
-
-
-@pytest.mark.parametrize("leads", [True, False])
-def test_an_answer_that_was_refused_or_not_sent_is_taken_back(world: Cluster, *, leads: bool) -> None:
-    world.run("one")
-    world.api.plan = ["refuse"]
-    if not leads:  # from the judgement on
-        judged = iter([True])
-        rules = BindRules(leads=lambda _seconds: next(judged, False))
-        world.answers = ResizeAnswers(
-            world.cluster, world.quota, world.api, world.clock, rules, lambda *_: None
-        )
-    world.ask("one", cores=80)
-    assert world.booked("n1") == [(30, 4)]
-
-
-def test_an_owner_who_writes_without_end_costs_an_answer_a_second(world: Cluster) -> None:
-    """Each answer is a write to the API server, to the node's disk and to its list of devices."""
-    world.run("one")
-    written = []
-    world.api.before = lambda: written.append(1)
-    for n in range(500):
-        world.annotate("one", {RESIZE: json.dumps({"v": 1, "containers": {"main": {"cores": 20 + n % 2}}})})
-        world.clock.pass_(0.01)
-        world.answers.tick()
-    assert len(written) <= 5 * PAUSE_SECONDS + 1
-
-
-def test_an_answer_that_the_api_server_refuses_is_not_sent_each_second(world: Cluster) -> None:
-    world.run("one")
-    written = []
-    world.api.before = lambda: written.append(1)
-    world.api.plan = ["refuse"] * 5
-    world.ask("one", cores=80)
-    for _ in range(5):
-        world.clock.pass_(1.0)
-        world.answers.tick()
-    assert len(written) == 1
-    assert world.results == ["reserved", "not_written"]
-    world.clock.pass_(RETRY_SECONDS)
-    world.answers.tick()
-    assert len(written) == 2
-
-
-def test_each_decision_is_counted_once(world: Cluster) -> None:
-    world.run("one")
-    world.ask("one", cores=50)
-    world.agent("one", 50, 4)
-    world.ask("one", memory=1 << 50)
-    world.clock.pass_(RETRY_SECONDS)
-    world.answers.tick()
-    assert world.results == ["reserved", "refused"], "not the same words again each ten seconds"
-
-
-def test_who_does_not_lead_answers_nothing(world: Cluster) -> None:
-    world.run("one")
-    world.leads = False
-    assert world.ask("one", cores=80) is None
-    assert world.booked("n1") == [(30, 4)]
-
-
 @pytest.mark.parametrize(
     "wanted",
     ["nonsense", '{"v":1,"containers":{"main":{"cores":100}}}', '{"v":1,"containers":{"x":{"cores":5}}}'],
@@ -451,35 +243,6 @@ def test_a_pod_whose_cards_are_guessed_waits_for_its_annotation(world: Cluster) 
     world.create(obj)
     world.answers.tick()
     assert world.answered("one") is None
-
-
-def test_an_answer_for_another_pod_charges_nothing() -> None:
-    world = Cluster(node=node("n1"))
-    world.run("one")
-    text = json.dumps({"v": 1, "pod": "someone", "containers": {"main": {"cores": 99, "memory": UNIT}}})
-    world.annotate("one", {RESIZED: text})
-    assert sum(cores for cores, _ in world.booked("n1")) == 30
-
-
-def test_a_request_that_the_watch_shows_is_answered_at_once(world: Cluster) -> None:
-    """Not at the next round."""
-    world.run("one")
-    ended = threading.Event()
-    answering = threading.Thread(target=world.answers.run, args=(ended, None))
-    answering.start()
-    world.annotate("one", {RESIZE: '{"v":1,"containers":{"main":{"cores":50}}}'})
-    occupant = world.cluster.named("default", "one")
-    assert occupant is not None
-    world.answers.look(occupant)
-    until(lambda: world.answered("one"))
-    ended.set()
-    world.clock.pass_(PAUSE_SECONDS)
-    world.annotate("one", {RESIZE: '{"v":1,"containers":{"main":{"cores":60}}}'})
-    occupant = world.cluster.named("default", "one")
-    assert occupant is not None
-    world.answers.look(occupant)
-    answering.join(PATIENCE)
-    assert not answering.is_alive()
 
 
 def test_of_a_deleted_node_a_pod_is_charged_what_its_agent_booked_last(world: Cluster) -> None:

@@ -11,8 +11,8 @@ from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.rules.pod_request import judged_request
 from tests.fakes.extender import node, pod
 from tests.fakes.ports import cards
+from tests.fakes.resize_answers import UNIT, Cluster
 from tests.fakes.resizing import ResizingRig
-from tests.unit.test_resize_answers import UNIT, Cluster
 
 
 @pytest.fixture

@@ -36,9 +36,9 @@ from tests.fakes.extender import node, uuid
 from tests.fakes.extender import pod as waiting_pod
 from tests.fakes.node import container, pod
 from tests.fakes.ports import cards
+from tests.fakes.resize_answers import Cluster
 from tests.fakes.resizing import ResizingRig
 from tests.unit.test_ledger import CARDS, holding
-from tests.unit.test_resize_answers import Cluster
 
 UNIT = DEFAULT_UNIT
 TWO = {ANNOTATION: "2"}

@@ -19,7 +19,7 @@ from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from tests.fakes.extender import node, pod
-from tests.unit.test_resize_answers import Cluster
+from tests.fakes.resize_answers import Cluster
 
 UNIT = DEFAULT_UNIT
 

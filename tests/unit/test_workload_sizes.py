@@ -17,10 +17,10 @@ from gpu_manager.domain.resize.judgement import legal_sizes
 from gpu_manager.domain.resize.sizes import effective_request, note_template, was_made_for_another
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from tests.fakes.extender import pod
+from tests.fakes.resize_answers import Cluster
 from tests.fakes.reviews import ask, container, patched, review
 from tests.fakes.reviews import pod as new_pod
 from tests.fakes.reviews import workload as workload_review
-from tests.unit.test_resize_answers import Cluster
 
 UNIT = DEFAULT_UNIT
 Obj = dict[str, Any]
