@@ -18,6 +18,7 @@ import structlog
 
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from sandbox.api import ADMIN_TOKEN, StandInApi
+from tests.component.driver_roots import Objects
 from tests.fakes.browser import Page, browsing
 from tests.fakes.served_console import Served
 from tests.fakes.web import serving
@@ -79,6 +80,11 @@ def serve(api: StandInApi) -> Iterator[Callable[..., Any]]:
 
     with ExitStack() as running:
         yield lambda *more: running.enter_context(Service(api, *more))
+
+
+@pytest.fixture(scope="session")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
+    return Objects(tmp_path_factory.mktemp("objects"))
 
 
 @pytest.fixture

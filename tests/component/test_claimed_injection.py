@@ -15,14 +15,14 @@ from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import Amount
 from gpu_manager.ports.containers import HeldInjection
-from tests.component import test_driver_files as driver_files
 from tests.component.driver_roots import machine_is_supported
-from tests.component.test_driver_files import FRACTION, NAME, UUIDS, WHOLE, World
+from tests.fakes import driver_files
+from tests.fakes.driver_files import FRACTION, NAME, UUIDS, WHOLE, World
 
 pytestmark = pytest.mark.skipif(
     not machine_is_supported(), reason="the driver exists for x86-64 and aarch64 only"
 )
-objects, world = driver_files.objects, driver_files.world
+world = driver_files.world
 
 TWO = tuple(Share(uuid, Amount(30, 5 << 30)) for uuid in UUIDS[1:3])
 SHARES = {"a part": FRACTION, "parts of two cards": TWO, "whole cards": WHOLE}
