@@ -16,16 +16,11 @@ from gpu_manager.adapters.driver_files.driver import (
 )
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.domain.errors import NodeUnready
-from tests.component.driver_roots import SONAMES, VERSION, DriverRoot, Objects, machine_is_supported
+from tests.component.driver_roots import SONAMES, VERSION, DriverRoot, machine_is_supported
 
 pytestmark = pytest.mark.skipif(
     not machine_is_supported(), reason="the driver exists for x86-64 and aarch64 only"
 )
-
-
-@pytest.fixture(scope="session")
-def objects(tmp_path_factory):
-    return Objects(tmp_path_factory.mktemp("objects"))
 
 
 @pytest.fixture

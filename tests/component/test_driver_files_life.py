@@ -13,7 +13,7 @@ from gpu_manager.adapters.driver_files.runtimes import Strategy
 from gpu_manager.domain.errors import Bug, NodeUnready
 from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.ports.containers import HeldInjection
-from tests.component.driver_roots import DriverRoot, Objects, machine_is_supported
+from tests.component.driver_roots import DriverRoot, machine_is_supported
 from tests.fakes.injected import FRACTION, WHOLE, A, B, Place
 from tests.fakes.power_cut import CUTS, stranded_after
 
@@ -130,11 +130,6 @@ def test_unfinished_installations_are_swept(place):
 
 
 # --- specs and records -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def objects(tmp_path_factory):
-    return Objects(tmp_path_factory.mktemp("objects"))
 
 
 @pytest.fixture

@@ -87,11 +87,6 @@ class Node:
         )
 
 
-@pytest.fixture(scope="session")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
-    return Objects(tmp_path_factory.mktemp("objects"))
-
-
 @pytest.fixture
 def node(tmp_path: Path, objects: Objects) -> Node:
     return Node(tmp_path, objects)

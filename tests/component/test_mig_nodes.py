@@ -32,11 +32,6 @@ CONTROL = ["/dev/nvidiactl", "/dev/nvidia-uvm"]
 DEVICES = "Character devices:\n195 nvidia-frontend\n236 nvidia-uvm\n{caps}\nBlock devices:\n"
 
 
-@pytest.fixture(scope="session")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
-    return Objects(tmp_path_factory.mktemp("objects"))
-
-
 class Node:
     """A node in a directory with the driver's list of capabilities; ``made`` are nodes that were made."""
 

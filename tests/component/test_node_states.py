@@ -14,11 +14,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
-    return Objects(tmp_path_factory.mktemp("objects"))
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_pods_wait_for_the_node(tmp_path: Path, objects: Objects, seed: int) -> None:
     with ChangingNode(tmp_path, objects, seed) as node:
