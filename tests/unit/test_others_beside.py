@@ -114,6 +114,32 @@ def test_what_was_in_flight_beyond_a_timeline_lies_shortly_before_it() -> None:
     assert told["b"] == pytest.approx(320 / (320 + 80 / 2) / 2, abs=0.02)
 
 
+def test_a_launch_longer_than_a_period_does_not_lessen_what_others_have() -> None:
+    """It is in flight for 0.8 s, which its page says at its end; the other container has half of all that time."""
+    card = SharedCard()
+    for at in (0, 400, 800):
+        ended = at if at == 800 else 0
+        seen = {
+            "a": CardActivity(1, at * 500_000, in_flight_ns=at * 1_000_000),
+            "b": CardActivity(1, ended * 500_000, in_flight_ns=ended * 1_000_000),
+        }
+        card.sample(10 + at / 1000, seen)
+        begin = 10_000 + at - 400
+        card.factors({"a": claims(begin), "b": claims(begin) if ended else {}})
+    assert card.others_part()["b"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_in_no_millisecond_others_are_charged_more_than_a_card_has() -> None:
+    """The first is charged half of the time, all of it in a quarter in which the second works too."""
+    quarter = {ms: 1.0 for ms in range(10_000, 10_400) if ms % 4 == 0}
+    seen = {
+        "a": CardActivity(1, 200_000_000, in_flight_ns=100_000_000),
+        "b": CardActivity(1, 0, in_flight_ns=400_000_000),
+    }
+    told = others_parts({"a": quarter, "b": claims(10_000)}, seen)
+    assert told["b"] == pytest.approx(0.25, abs=0.01)
+
+
 def test_no_more_than_a_whole_card_is_believed_of_what_others_are_charged() -> None:
     seen = {
         "a": CardActivity(1, 1, in_flight_ns=400_000_000),

@@ -350,6 +350,7 @@ def _remember_charged(
     """Keep each container's time in flight, and what others were charged for milliseconds in which it was.
 
     Charges are spread as the claims are, and evenly among those with work in flight: who is alone has more.
+    A launch's time in flight is known at its end: what began before these milliseconds does not count.
     """
     at_work = [max(1.0, sum(values)) for values in zip(*raised.values(), strict=True)]
     charges = {
@@ -364,10 +365,11 @@ def _remember_charged(
         looks = [(until - since, processes) for since, until, processes in tenant.looks if processes]
         tenant.worked = tenant.worked * KEPT + sum(length for length, _ in looks)
         tenant.at_work = tenant.at_work * KEPT + sum(length * processes for length, processes in looks)
-        tenant.in_flight = tenant.in_flight * KEPT + in_flight
+        tenant.in_flight = tenant.in_flight * KEPT + sum(parts)
         tenant.charged = tenant.charged * KEPT + charged
         tenant.beside = tenant.beside * KEPT + sum(
-            part * (total - own) for part, total, own in zip(parts, totals, charges[name], strict=True)
+            part * min(total - own, 1.0)
+            for part, total, own in zip(parts, totals, charges[name], strict=True)
         )
 
 
