@@ -113,8 +113,11 @@ static bool swap(int64_t *word, int64_t *old, int64_t new) {
     return __atomic_compare_exchange_n(word, old, new, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
+/* What was queued before anybody knew how long it takes may be more than the limits' debt: as much is paid off as is
+ * over before the guard's wait is. */
 static uint64_t debt_of(const struct vcuda_card_usage *usage, const struct vcuda_card_limits *limits) {
-    return bucket_debt(limits->debt_ns, __atomic_load_n(&usage->longest_ns, __ATOMIC_RELAXED));
+    return bucket_debt(2 * least(limits->debt_ns, REFILL_MOST_NS / 2),
+                       __atomic_load_n(&usage->longest_ns, __ATOMIC_RELAXED));
 }
 
 /* Who moves the stamp brings the credit for what lies between. A stamp of the future is no stamp of ours. */

@@ -148,7 +148,7 @@ static void stalls_are_bounded(void) {
             struct vcuda_card_limits limits = limits_of(percent);
             struct program program = program_of(kernel);
             run(&program, 1, &usage, &limits, START, START + 2000 * SECOND);
-            uint64_t bound = bucket_wall(bucket_debt(limits.debt_ns, kernel), percent * 256) + 10 * MS;
+            uint64_t bound = bucket_wall(bucket_debt(2 * limits.debt_ns, kernel), percent * 256) + 10 * MS;
             CHECK(program.longest_wait_ns <= bound, "%u %%, %" PRIu64 " ms: waited %" PRIu64 " of %" PRIu64 " ms",
                   percent, kernel / MS, program.longest_wait_ns / MS, bound / MS);
             CHECK(bound <= bucket_guard(bucket_debt(limits.debt_ns, kernel), percent * 256) + 10 * MS,
@@ -160,8 +160,8 @@ static void what_the_bound_forgives_is_counted(void) {
     struct vcuda_card_usage usage = {.refill_ns = START};
     struct vcuda_card_limits limits = limits_of(10);
     bucket_settle(&usage, &limits, 5 * SECOND, 50000);
-    CHECK(usage.credit_ns == -(int64_t)(200 * MS), "credit %" PRId64, usage.credit_ns);
-    CHECK(usage.debt_cut_ns == 5 * SECOND - 50000 - 200 * MS, "cut %" PRIu64, usage.debt_cut_ns);
+    CHECK(usage.credit_ns == -(int64_t)(400 * MS), "credit %" PRId64, usage.credit_ns);
+    CHECK(usage.debt_cut_ns == 5 * SECOND - 50000 - 400 * MS, "cut %" PRIu64, usage.debt_cut_ns);
     CHECK(usage.busy_ns == 5 * SECOND, "busy %" PRIu64, usage.busy_ns);
 }
 
