@@ -367,10 +367,8 @@ def _remember_charged(
         tenant.at_work = tenant.at_work * KEPT + sum(length * processes for length, processes in looks)
         tenant.in_flight = tenant.in_flight * KEPT + sum(parts)
         tenant.charged = tenant.charged * KEPT + charged
-        tenant.beside = tenant.beside * KEPT + sum(
-            part * min(total - own, 1.0)
-            for part, total, own in zip(parts, totals, charges[name], strict=True)
-        )
+        others = (min(total - own, 1.0) for total, own in zip(totals, charges[name], strict=True))
+        tenant.beside = tenant.beside * KEPT + sum(a * b for a, b in zip(parts, others, strict=True))
 
 
 def _scaled(parts: Sequence[float], total: float) -> list[float]:

@@ -297,6 +297,35 @@ static void long_work_waits_no_longer_than_others_are_charged(void) {
     CHECK(charged > 200 * 4700000ull, "%lu", (unsigned long)charged);
 }
 
+/* 20 ms, in eight time slices. Between two of them the card turns to three others, which are charged 0.44 of the time,
+ * and takes 0.1 ms for each turn. */
+static void switches_count_for_each_slice_of_long_work(void) {
+    struct cost *cost = kind(44, 20000000);
+    struct shared_room met = {.most_q8 = 4 * 256, .part_q16 = 65536 * 44 / 100};
+    uint64_t charged = 0;
+    for (int i = 0; i < 200; i++) {
+        uint64_t charge = 43000000 * 256ull / shared_cost_divisor(cost, 43000000, false, true, 3 * 256, &met);
+        charged += i < 100 ? 0 : charge;
+    }
+    CHECK(charged > 100 * 20000000ull && charged < 100 * 21500000ull, "%lu", (unsigned long)charged);
+}
+
+/* What waits elsewhere beyond others' charges is not charged to a long kernel, which waits for a turn as they are. */
+static void others_waits_are_not_charged_to_long_work(void) {
+    struct cost *cost = kind(45, 2700000), *waits = kind(46, 20000);
+    struct shared_room met = {.most_q8 = TWO, .part_q16 = 65536 * 47 / 100, .into_ns = UINT64_MAX};
+    uint64_t charged = 0;
+    for (int i = 0; i < 200; i++) {
+        met.before_ns = 2500000;
+        for (int k = 0; k < 10; k++)
+            shared_cost_divisor(waits, 20000, false, true, TWO, &met);
+        met.before_ns = 0;
+        uint64_t charge = 5300000 * 256 / shared_cost_divisor(cost, 5300000, false, true, TWO, &met);
+        charged += i < 100 ? 0 : charge;
+    }
+    CHECK(charged > 100 * 2600000ull && charged < 100 * 3000000ull, "%lu", (unsigned long)charged);
+}
+
 /* 3 ms, that took 3 or 5.6 ms beside one other: whatever the other is charged, little doubt is left. Where each launch
  * waits there is. */
 static void what_long_work_takes_alone_is_known_where_its_launches_agree(void) {
@@ -402,6 +431,8 @@ int main(void) {
     one_that_now_and_then_takes_longer_than_a_slice_is_not();
     long_work_waits_no_longer_than_others_are_charged();
     what_long_work_takes_alone_is_known_where_its_launches_agree();
+    switches_count_for_each_slice_of_long_work();
+    others_waits_are_not_charged_to_long_work();
     the_first_launches_are_divided_and_the_shortest_is_known();
     a_wait_among_the_first_launches_is_none_of_their_work();
     kernels_that_become_shorter_or_longer_are_followed();

@@ -200,6 +200,11 @@ static uint64_t with_switches_ns(uint64_t others_ns, uint64_t switches_ns) {
     return others_ns + smaller(switches_ns, others_ns / (SWITCH_PARTS - 1));
 }
 
+/* In how many time slices work of this length runs. */
+static uint64_t slices_of(uint64_t own_ns) {
+    return most(1, (own_ns + SHARED_COST_TURN_NS / 2) / SHARED_COST_TURN_NS);
+}
+
 /* Waits beyond the room for them are remembered up to as much again, not for ever. */
 static uint64_t beyond_room(uint64_t waited_ns, uint64_t room_ns) {
     return smaller(waited_ns > room_ns ? waited_ns - room_ns : 0, 2 * AHEAD_MOST_NS);
@@ -209,17 +214,18 @@ static uint64_t beyond_room(uint64_t waited_ns, uint64_t room_ns) {
  * others' charges, since nothing else tells its waits from its work; else by turns of all others that were at work at
  * once, so that what others are charged by mistake is not charged here once more. All waits count against both. */
 static uint64_t with_room_ns(struct bounds own_ns, uint64_t took_ns, uint32_t sharers_q8, struct shared_room *room,
-                             bool varies, bool limited) {
-    /* In each wait the card switches to every other process that has work, and back. Their number is taken half-way
-     * between the mean and the most. */
-    uint64_t switches_ns =
-        (most(sharers_q8, 512) + most(room->most_q8, 512)) / 2 * (uint64_t)SHARED_COST_SWITCH_NS / 256;
+                             bool varies, bool limited, bool is_long) {
+    /* In each wait the card switches to every other process that has work, and back. */
+    uint64_t switches_ns = most(room->most_q8, 512) * (uint64_t)SHARED_COST_SWITCH_NS / 256;
     uint64_t before = less_switches_ns(room->before_ns, switches_ns - SHARED_COST_SWITCH_NS);
     uint64_t charges = by_charges_ns(room->before_ns + took_ns, room->part_q16);
-    switches_ns *= most(1, (own_ns.least_ns + SHARED_COST_TURN_NS / 2) / SHARED_COST_TURN_NS);
     uint64_t left = left_of(room->waited_ns, 0);
-    if (varies)
-        left = with_switches_ns(left_of(room->varied_ns, charges - smaller(before, charges)), switches_ns);
+    if (varies) {
+        uint64_t rest = charges - smaller(before, charges);
+        left = most(left_of(room->varied_ns, rest), is_long ? rest : 0);
+        switches_ns *= slices_of(within(took_ns - by_charges_ns(took_ns, room->part_q16), own_ns));
+        left = with_switches_ns(left, switches_ns);
+    }
     uint64_t own = within(limited ? took_ns - smaller(took_ns, left) : 0, own_ns), wait = took_ns - own;
     uint64_t turns = by_turns_ns(own, room->part_q16 ? room->most_q8 : sharers_q8);
     room->waited_ns = beyond_room(room->waited_ns + wait, turns);
@@ -280,7 +286,8 @@ uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool fol
         own_of_kind_ns(known, took_ns, follows, room->in_slice, always, room->part_q16, room->by_itself, most_q8);
     struct bounds own = {own_ns, took_ns};
     learn_whole(known, took_ns, room);
-    if (!follows && known->seen >= FIRST && known->ns > WHOLE_MOST_NS) {
+    bool is_long = !follows && known->seen >= FIRST && known->ns > WHOLE_MOST_NS;
+    if (is_long) {
         own = bounds_of_long(known, took_ns, most_q8);
         /* Others' turns may be short ones: what they are charged tells that. */
         limited = varies = room->part_q16;
@@ -295,6 +302,6 @@ uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool fol
     if (room->part_q16 && room->in_slice && own.least_ns)
         own.least_ns = took_ns;
     if (own.least_ns && own.least_ns <= took_ns && (room->part_q16 || limited))
-        own.least_ns = with_room_ns(own, took_ns, sharers_q8, room, varies, limited);
+        own.least_ns = with_room_ns(own, took_ns, sharers_q8, room, varies, limited, is_long);
     return own.least_ns ? (uint32_t)(took_ns * 256 / own.least_ns) : sharers_q8;
 }

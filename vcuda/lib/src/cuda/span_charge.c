@@ -217,9 +217,10 @@ static struct share share_of(struct timing_span *span, const struct gpu_interval
                           .follows = follows};
 }
 
-/* Where the launch lies in its own time slice. A run of work begins with one if it had to wait for others. */
+/* Where the launch lies in its own time slice. A run of work begins with one if it had to wait for others: the card
+ * also turns to them while all of the process waits for an event. */
 static void look_at_slice(int64_t *slice_from, const struct share *share, struct shared_room *room) {
-    if (!share->follows)
+    if (!share->follows || room->before_ns > SHARED_COST_NEAR_NS)
         *slice_from = room->before_ns > SHARED_COST_NEAR_NS ? share->ran.from : INT64_MIN / 2;
     int64_t into = share->ran.from - *slice_from;
     room->in_slice = share->ran.to - *slice_from <= SHARED_COST_SLICE_NS;
@@ -281,6 +282,7 @@ static uint64_t charge_measured(struct timing_span *span, const struct vcuda_lim
     uint64_t took = bucket_used(share->took, divided, gain);
     uint64_t added = bucket_used(own, divisor, gain);
     know_busy(span->meter, ran->from, ran->to, sharers_peak(view, card, now));
+    meter->run_from = ran->to; /* it is judged by itself; another run begins */
     meter->lost_count = false;
     uint64_t teaches = added > share->stamps ? added - share->stamps : 0;
     account_error_measured(span->cost, teaches);
