@@ -51,9 +51,42 @@ OTHERS: Final = (
     ),
     Shape("renderer", "6{ k:bounce:2100~3300:1 } s:1 p:2000", "rays that take about a time slice"),
     Shape("lookups", "k:lookup:70:1 s:1", "one short kernel at a time, waited for"),
+    Shape(
+        "handed",
+        "16{ k:route:14:1 e:1:2 k:a2a:60~700:2 e:2:1 k:expert:50/120/900:1 e:1:2 k:comb:60~300:2 e:2:1 } s:1",
+        "experts between two streams, handed on by events",
+    ),
+    Shape(
+        "tracks",
+        "p:1500 k:nv12:40:1 k:det:2200:1 e:1:2 k:trk:300:2 k:cls:90~350:2 s:2",
+        "frames of a video: a network of a time slice, then small ones on another stream",
+    ),
+    Shape(
+        "dynamics",
+        "20{ k:nb:410:1 k:pme:190:2 e:2:1 k:bond:35:1 k:integ:12:1 e:1:2 } k:neigh:2700:1 r:1",
+        "steps of molecules, and now and then their neighbours",
+    ),
+    Shape("paths", "k:paths:38000:1 s:1", "a kernel of many time slices"),
+    Shape(
+        "joins",
+        "k:hist:450:1 k:scan:16:1 8{ k:radix:1100:1 } r:1 k:build:5200:1 k:probe:800~9000:1 r:1 b:1500",
+        "a join of a database",
+    ),
 )
 """Programs that somebody wrote who had not read how the library measures."""
-QUICK: Final = ("kinds", "eager", "requests", "bursts", "compiled", "3 ms", "5 ms", "cascade", "answers")
+QUICK: Final = (
+    "kinds",
+    "eager",
+    "requests",
+    "bursts",
+    "compiled",
+    "3 ms",
+    "5 ms",
+    "cascade",
+    "answers",
+    "handed",
+    "tracks",
+)
 
 
 CROWDS: Final = (2, 3)
@@ -72,15 +105,19 @@ CROWDED: Final = (
     "answers",
     "routed",
     "resnet",
+    "handed",
+    "tracks",
+    "paths",
 )
-QUICK_CROWDED: Final = ("kinds", "compiled", "3 ms", "cascade", "routed")
+QUICK_CROWDED: Final = ("kinds", "compiled", "3 ms", "cascade", "routed", "paths")
 
-PAIRED: Final = ("eager", "kinds", "persistent", "loader", "ddp", "cascade", "renderer", "lookups")
+PAIRED: Final = ("eager", "kinds", "persistent", "loader", "ddp", "cascade", "renderer", "lookups", "joins")
 QUICK_PAIRED: Final = (
     ("eager", "ddp"),
     ("cascade", "eager"),
     ("kinds", "persistent"),
     ("lookups", "renderer"),
+    ("lookups", "joins"),
 )
 PAIR_LIMITS: Final = (30, 60)
 

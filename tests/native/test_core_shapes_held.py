@@ -71,6 +71,24 @@ def test_long_kernels_behind_many_short_ones_of_their_name_are_charged() -> None
     assert -3 <= use.charged - use.had <= 10, use
 
 
+def test_work_that_streams_hand_on_by_events_is_charged_what_it_has() -> None:
+    """The card turns to the other container while a stream waits for an event."""
+    layer = "k:route:14:1 e:1:2 k:a2a:60~700:2 e:2:1 k:expert:50/120/900:1 e:1:2 k:comb:60~300:2 e:2:1"
+    use = beside(
+        Shape("handed", f"16{{ {layer} }} s:1", "experts between two streams"), 50, 50, SECONDS, "h100"
+    )
+    assert abs(use.charged - use.had) <= 5, use
+
+
+def test_kernels_of_many_time_slices_beside_three_containers_are_charged_what_they_have() -> None:
+    """Each is in flight for longer than the host's period."""
+    use = beside(
+        Shape("paths", "k:paths:38000:1 s:1", "rounds of four"), 25, 75, 2 * SECONDS, "h100", containers=3
+    )
+    assert abs(use.charged - use.had) <= 5, use
+    assert use.fullest <= 27, use
+
+
 def test_what_is_waited_for_each_time_and_varies_is_charged_where_others_leave_room() -> None:
     """None of its launches follows own work: those that begin with a time slice of their own tell of the others."""
     use = beside(
