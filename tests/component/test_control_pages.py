@@ -219,6 +219,26 @@ def test_reset_begins_at_zero(tenants, root):
     assert usage_file(root).read_bytes() == build_usage()
 
 
+def test_a_process_that_takes_a_slot_while_the_page_is_read_has_not_tampered(tenants, root):
+    tenants.open(NAME, [LIMIT])
+    ended, high = threading.Event(), usage_file(root)
+
+    def take_and_leave() -> None:
+        with high.open("r+b", buffering=0) as page:
+            while not ended.is_set():
+                for slots in (0, 40):
+                    os.pwrite(page.fileno(), struct.pack("<I", slots), 32)
+
+    others = threading.Thread(target=take_and_leave)
+    others.start()
+    try:
+        for _ in range(3000):
+            tenants.activity(NAME)
+    finally:
+        ended.set()
+        others.join()
+
+
 def test_reset_keeps_living_processes_and_frees_dead_slots(tenants, root):
     tenants.open(NAME, [LIMIT])
     os.close(register(usage_file(root), 0, charged=GIB))

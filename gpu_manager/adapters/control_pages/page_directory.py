@@ -329,7 +329,8 @@ class PageDirectory:
         if len(image) < usage_page.USAGE_HEAD_SIZE:
             raise PageError(f"the usage page shrank to {len(image)} bytes while {self._name} was read")
         extent = usage_page.usage_extent(image)
-        image = files.read(page, extent)
+        # Not the head once more: a process that takes a slot meanwhile would make it say more than was read.
+        image += os.pread(page, extent - len(image), len(image))
         usage = usage_page.read_usage(image, cards)
         self.image = None
         if extent <= _KEPT_BYTES:
