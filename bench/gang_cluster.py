@@ -58,7 +58,7 @@ class GangCluster:
         return self._clock.time
 
     def over_committed(self) -> list[str]:
-        """Cards that bear more than they have, by what the extender knows."""
+        """Cards on which the extender knows more shares than they have room for."""
         return self._world.over_committed()
 
     # What comes.

@@ -93,7 +93,7 @@ class Board:
         self.rig.pods.bind(parse_pod(self.rig.kubelet.pod(uid)))
 
     def start(self, obj: dict[str, object], pid: int = 0) -> None:
-        """Its container runs, with this process on the node."""
+        """The pod's container runs; its process has this pid on the node."""
         uid = obj["metadata"]["uid"]  # type: ignore[index]  # a pod object
         assert self.rig.kubelet.start_container(uid, "c", container_id="c" * 64) is not None
         self.watch(obj)

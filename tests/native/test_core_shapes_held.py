@@ -65,7 +65,7 @@ def test_kernels_with_a_heavy_tail_beside_a_container_that_fills_the_card_are_no
 
 
 def test_long_kernels_behind_many_short_ones_of_their_name_are_charged() -> None:
-    """And a few points too much: what its account lacks is charged at once, what a mean gave too much stays."""
+    """They are charged up to ten points too much: the meter adds what it missed, and never gives back an excess."""
     words = "2000{ k:mm:6:1 } 3{ k:mm:9000:1 }"
     use = held(Shape("tail", words, "one name, two lengths"), 50, 1, 2 * SECONDS, "h100")
     assert -3 <= use.charged - use.had <= 10, use

@@ -21,8 +21,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <unistd.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { MAGIC = 'F', CONTROL = 0x2a, ALLOC = 0x2b, CLASS_GROUP = 0xa06c, MOST = 256, MOST_OFF_MS = 1000 };
 enum { SCHEDULE = 0xa06c0101, SET_SLICE = 0xa06c0103, GET_SLICE = 0xa06c0104, PREEMPT = 0xa06c0105, LEVEL = 0xa06c0107 };

@@ -77,7 +77,7 @@ static uint64_t beyond_whole_turns(uint64_t took_ns, uint32_t sharers_q8) {
     return took_ns > turns_ns ? took_ns - turns_ns : 0;
 }
 
-/* `charged`: the page says what others are charged, so the caller limits by that what such a launch waited.
+/* `charged`: the page says what others are charged; the caller then bounds the wait of such a launch by that.
  * `in_slice`: the launch waited for nobody, so it tells how long its kind takes, as one that follows own work does. */
 static uint64_t own_of_kind_ns(struct shared_cost *known, uint64_t took_ns, bool follows, bool in_slice, bool always,
                                bool charged, bool by_itself, uint32_t sharers_q8) {
